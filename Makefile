@@ -1,0 +1,40 @@
+# `make demo` and `make test` set themselves up; everything else is listed by `make help`.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: help demo test lint parity compile-all bench clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(INSTALLED) ## the model table, and one model on a photo-sized image
+	$(BIN)/mixlab models
+	$(BIN)/python examples/first_steps.py
+
+lint: $(INSTALLED) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint ## lint and every quick test (2 cores, about 4 minutes)
+	$(BIN)/python -m pytest -n 2 -m "not heavy"
+
+parity: $(INSTALLED) ## every model at full size beside timm, forward and backward (8 GB, about 15 minutes)
+	$(BIN)/python -m pytest -m heavy tests/test_full_size.py
+
+compile-all: $(INSTALLED) ## torch.compile of every model, outputs and gradients (g++, about an hour)
+	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy/test_compile.py
+
+bench: $(INSTALLED) ## images per second beside timm, and cold compile time (2 quiet cores, g++)
+	$(BIN)/python benchmarks/against_timm.py
+	$(BIN)/python benchmarks/compile_time.py caformer_s18
+
+clean: ## remove the environment and caches
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
