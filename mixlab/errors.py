@@ -1,0 +1,41 @@
+"""Errors that a user can cause. Each says what was given, what was expected and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MixlabError(Exception):
+    """Base of every error that input to Mixlab can cause."""
+
+
+class ConfigError(MixlabError, ValueError):
+    """An unknown name, an unknown option, or a value that does not fit."""
+
+
+class ImageError(MixlabError, ValueError):
+    """An image tensor that the model cannot take."""
+
+
+class WeightsError(MixlabError, ValueError):
+    """A weight file that is broken, foreign, or belongs to another model."""
+
+
+class MacsError(MixlabError, RuntimeError):
+    """An operator whose multiply-accumulates are not known."""
+
+
+class PrecisionError(MixlabError, RuntimeError):
+    """A precision that this machine advertises but cannot run."""
+
+
+class CompileError(MixlabError, RuntimeError):
+    """torch.compile cannot work here."""
+
+
+def near_misses(given: str, known: Iterable[str]) -> str:
+    """The tail of an unknown-name error: close matches if there are any, else all names."""
+    names = sorted(known)
+    close = difflib.get_close_matches(given, names, n=5, cutoff=0.5)
+    if close:
+        return f"Did you mean {' or '.join(repr(name) for name in close)}?"
+    return f"Known: {', '.join(names)}."
