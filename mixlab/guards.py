@@ -1,0 +1,115 @@
+"""Two faults of real machines that would otherwise end the process.
+
+A torchvision whose C++ operators do not load (built for another torch) dies at import, and timm with it.
+A CPU that advertises AMX but traps on it kills bf16 arithmetic with SIGILL.
+"""
+
+import functools
+import importlib.util
+import os
+import pathlib
+import resource
+import sys
+import time
+import warnings
+
+import torch
+
+from mixlab.errors import PrecisionError
+
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+SAFE_ISA = "AVX512_CORE_BF16"
+PROBE_SECONDS = 20.0
+
+_torchvision_schemas: torch.library.Library | None = None  # lives as long as the process
+
+
+def mend_torchvision() -> bool:
+    """Make `import torchvision` work where its C++ operators do not load; True if anything was done.
+
+    torchvision describes its `nms` operators while it is imported, which fails when nobody has defined them.
+    Definitions alone let the import pass; the operators themselves stay missing.
+    """
+    global _torchvision_schemas
+    if _torchvision_schemas is not None or "torchvision" in sys.modules or _torchvision_operators_load():
+        return False
+    for name in [name for name in sys.modules if name.startswith("torchvision.")]:
+        del sys.modules[name]  # what an import that failed earlier left behind
+    _torchvision_schemas = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        _torchvision_schemas.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return True
+
+
+def _torchvision_operators_load() -> bool:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return True  # not installed: nothing to mend
+    folder = pathlib.Path(spec.origin).parent
+    binaries = [*folder.glob("_C.so"), *folder.glob("_C.pyd"), *folder.glob("_C.*.so")]
+    try:
+        for binary in binaries:
+            torch.ops.load_library(binary)
+    except (OSError, ImportError):
+        return False
+    return bool(binaries)
+
+
+@functools.cache
+def check_bf16() -> None:
+    """Before the first bf16 arithmetic on a CPU: make it safe, or raise. Costs milliseconds, once.
+
+    A forked child tries a product in this process's own state. If it dies, oneDNN is told to stay below AMX,
+    which it obeys only if it has not been used yet; a second child tells whether it did.
+    """
+    if not _advertises_amx() or _survives_bf16():
+        return
+    os.environ[ISA_VARIABLE] = SAFE_ISA
+    if _survives_bf16():
+        warnings.warn(
+            f"bf16 arithmetic traps on this CPU with the instructions it advertises; {ISA_VARIABLE}={SAFE_ISA} "
+            f"was set for this process. Set it in the environment to silence this warning.",
+            stacklevel=3,
+        )
+        return
+    raise PrecisionError(
+        f"bf16 arithmetic ends the process on this CPU (it advertises AMX but traps), and it is too late to avoid "
+        f"that here. Start Python with {ISA_VARIABLE}={SAFE_ISA} in the environment, or use float32."
+    )
+
+
+def _advertises_amx() -> bool:
+    try:
+        return " amx_bf16" in pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+def _survives_bf16() -> bool:
+    """Whether a small bf16 product leaves a copy of this process alive."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: the child uses none
+        child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        torch.set_num_threads(1)
+        square = torch.ones(64, 64, dtype=torch.bfloat16)
+        torch.mm(square, square)
+        os._exit(0)
+    deadline = time.monotonic() + PROBE_SECONDS
+    while time.monotonic() < deadline:
+        finished, status = os.waitpid(child, os.WNOHANG)
+        if finished:
+            return status == 0
+        time.sleep(0.002)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+
+
+@torch.compiler.assume_constant_result
+def check_cpu_precision(dtype: torch.dtype) -> bool:
+    """Raise if a CPU cannot compute in this dtype. True otherwise: a compiler keeps the answer as a constant."""
+    if dtype is torch.bfloat16:
+        check_bf16()
+    return True

@@ -1,0 +1,78 @@
+"""The guards act on a whole process, so each test starts one."""
+
+import _ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mixlab.guards import ISA_VARIABLE, SAFE_ISA, _advertises_amx
+
+IMPORTS = "import mixlab, torchvision, timm; print(timm.create_model('resnet10t').default_cfg['input_size'])"
+TWICE = """
+try:
+    import torchvision
+except RuntimeError:
+    pass
+import mixlab, torchvision.transforms
+print("fine")
+"""
+BF16 = """
+import torch
+{before}
+import mixlab
+model = mixlab.create_model("caformer_pico", num_classes=3).eval()
+try:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        print("finite", bool(model(torch.randn(2, 3, 64, 64)).isfinite().all()))
+except mixlab.MixlabError as error:
+    print("refused", error)
+"""
+USE_ONEDNN = "torch.nn.functional.conv2d(torch.randn(4, 3, 99, 99), torch.randn(16, 3, 3, 3))"
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    settings = {key: value for key, value in os.environ.items() if key != ISA_VARIABLE}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**settings, **environment})
+
+
+def test_torchvision_and_timm_import_after_mixlab() -> None:
+    done = run(IMPORTS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "(3, 176, 176)"
+
+
+def test_a_torchvision_import_that_failed_before_can_be_repeated() -> None:
+    assert run(TWICE).stdout.strip() == "fine"
+
+
+def test_a_torchvision_whose_operators_load_is_left_alone(tmp_path: Path) -> None:
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    code = "import mixlab.guards as guards; print(guards._torchvision_schemas)"
+    assert run(code, PYTHONPATH=str(tmp_path)).stdout.startswith("Library")
+    shutil.copy(_ctypes.__file__, package / "_C.so")  # any library that loads
+    assert run(code, PYTHONPATH=str(tmp_path)).stdout.strip() == "None"
+
+
+def test_bf16_never_kills_the_process() -> None:
+    done = run(BF16.format(before=""))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("finite True"), done.stdout
+
+
+@pytest.mark.skipif(not _advertises_amx(), reason="this CPU does not advertise AMX")
+def test_bf16_too_late_to_be_made_safe_is_refused_or_works() -> None:
+    done = run(BF16.format(before=USE_ONEDNN))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("finite True") or f"{ISA_VARIABLE}={SAFE_ISA}" in done.stdout
+
+
+def test_bf16_runs_quietly_with_the_safe_instruction_set() -> None:
+    done = run(BF16.format(before=USE_ONEDNN), **{ISA_VARIABLE: SAFE_ISA})
+    assert done.stdout.startswith("finite True"), done.stderr
+    assert "traps" not in done.stderr
