@@ -1,0 +1,1 @@
+"""The numerics as pure functions: a plain reference beside every fast path."""

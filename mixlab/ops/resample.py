@@ -1,0 +1,23 @@
+"""Tensors that belong to one grid, brought to another."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixlab.grid import Grid
+
+
+def resample_map(values: Tensor, target: Grid) -> Tensor:
+    """A (B, C, H, W) map on the target grid: bilinear between cell centres, smoothed where it shrinks."""
+    size = (target.height, target.width)
+    return F.interpolate(values.float(), size, mode="bilinear", antialias=True).to(values.dtype)
+
+
+def resample_mixing_matrix(matrix: Tensor, source: Grid, target: Grid) -> Tensor:
+    """An (N, N) matrix whose rows sum to 1, from one grid to another: both axes resampled, rows renormalised."""
+    if (source.height, source.width) == (target.height, target.width):
+        return matrix
+    inputs = matrix[None].unflatten(2, (source.height, source.width))  # (1, N out, H in, W in)
+    inputs = resample_map(inputs, target).flatten(2).transpose(1, 2)
+    outputs = inputs.unflatten(2, (source.height, source.width))  # (1, N' in, H out, W out)
+    resampled = resample_map(outputs, target).flatten(2)[0].T
+    return resampled / resampled.sum(1, keepdim=True)

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from mixlab.ops.activations import (
+    squared_relu,
+    star_relu,
+    star_relu_linear,
+    star_relu_linear_reference,
+    star_relu_reference,
+)
+
+
+def test_star_relu_equals_its_equation_and_leaves_its_input() -> None:
+    x, scale, bias = torch.randn(4, 7), torch.tensor([0.8944]), torch.tensor([-0.4472])
+    before = x.clone()
+    torch.testing.assert_close(star_relu(x, scale, bias), star_relu_reference(x, scale, bias))
+    assert torch.equal(x, before)
+    torch.testing.assert_close(star_relu(x, scale, bias, overwrite=True), star_relu_reference(before, scale, bias))
+
+
+def test_squared_relu_in_place_equals_the_copy() -> None:
+    x = torch.randn(50)
+    torch.testing.assert_close(squared_relu(x), squared_relu(x.clone(), overwrite=True))
+
+
+@pytest.mark.parametrize("rows", [3, 400])  # fewer and more activations than weights
+@pytest.mark.parametrize("with_offset", [True, False])
+def test_star_relu_linear_equals_one_after_the_other_also_in_gradients(rows: int, with_offset: bool) -> None:
+    shapes = [(rows, 12), (1,), (1,), (5, 12)]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    offset = torch.randn(5, dtype=torch.float64, requires_grad=True) if with_offset else None
+    x, scale, bias, weight = inputs
+    fast = star_relu_linear(x, scale, bias, weight, offset)
+    slow = star_relu_linear_reference(x, scale, bias, weight, offset)
+    torch.testing.assert_close(fast, slow)
+    weights = torch.randn_like(slow)
+    for ours, reference in zip(
+        torch.autograd.grad((fast * weights).sum(), inputs),
+        torch.autograd.grad((slow * weights).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, reference)
