@@ -1,0 +1,37 @@
+"""Average pooling minus the input (PoolFormer)."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixlab.errors import ConfigError
+from mixlab.grid import Grid
+from mixlab.mixers.base import MIXERS, Mixer, StageParts
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    size: int = 3
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.size % 2 == 0:
+            raise ConfigError(f"A pooling window has an odd size of 1 or more; got {self.size}.")
+
+
+class Pool(Mixer):
+    """Each token becomes the mean of its neighbourhood, borders not counted, minus itself."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        image = grid.to_map(tokens)
+        pooled = F.avg_pool2d(image, self.size, stride=1, padding=self.size // 2, count_include_pad=False)
+        return grid.to_tokens(pooled - image)
+
+
+@MIXERS.register("pool", PoolOptions)
+def build_stage(options: PoolOptions, dim: int, depth: int, reference_grid: Grid) -> StageParts:
+    return StageParts.of(Pool(options.size) for _ in range(depth))

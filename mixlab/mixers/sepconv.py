@@ -1,0 +1,55 @@
+"""Inverted separable convolution (MetaFormer, Eq. 6)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from mixlab.errors import ConfigError
+from mixlab.grid import Grid
+from mixlab.layers import Activation, ActivationChoice, activation
+from mixlab.mixers.base import MIXERS, Mixer, StageParts
+
+
+@dataclass(frozen=True)
+class SepConvOptions:
+    """`activation` and `bias` are the model's own unless given."""
+
+    expansion: float = 2.0
+    kernel: int = 7
+    activation: ActivationChoice | None = None
+    bias: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(f"A separable convolution has an odd kernel of 1 or more; got {self.kernel}.")
+
+
+class SepConv(Mixer):
+    """Widen each token, activation, depthwise convolution over the grid, narrow each token."""
+
+    explains = ("kernels",)
+
+    def __init__(self, dim: int, hidden: int, kernel: int, act: Activation, *, bias: bool) -> None:
+        super().__init__()
+        self.widen = nn.Linear(dim, hidden, bias=bias)
+        self.act = act
+        self.depthwise = nn.Conv2d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=bias)
+        self.narrow = nn.Linear(hidden, dim, bias=bias)
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        hidden = self.act(self.widen(tokens))
+        hidden = grid.to_tokens(self.depthwise(grid.to_map(hidden)))  # class tokens: zero
+        return self.narrow(hidden)
+
+    def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
+        return {"kernels": self.depthwise.weight.squeeze(1)}  # (hidden, kernel, kernel)
+
+
+@MIXERS.register("sepconv", SepConvOptions)
+def build_stage(options: SepConvOptions, dim: int, depth: int, reference_grid: Grid) -> StageParts:
+    hidden = int(options.expansion * dim)
+    assert options.activation is not None, "the model's own is filled in by now"
+    return StageParts.of(
+        SepConv(dim, hidden, options.kernel, activation(options.activation), bias=bool(options.bias))
+        for _ in range(depth)
+    )

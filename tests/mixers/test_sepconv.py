@@ -1,0 +1,19 @@
+import pytest
+
+from mixlab.errors import ConfigError
+from mixlab.mixers import MIXERS
+from tests.mixers.contract import MixerContract
+
+
+class TestSepConv(MixerContract):
+    name = "sepconv"
+
+
+class TestSmallSepConv(MixerContract):
+    name = "sepconv"
+    options = {"kernel": 3, "expansion": 1.5, "bias": False}
+
+
+def test_an_even_kernel_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="odd kernel"):
+        MIXERS.parse({"name": "sepconv", "kernel": 4})
