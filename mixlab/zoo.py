@@ -1,0 +1,77 @@
+"""Named models: rows of data in `configs/models`, read once, checked, and built."""
+
+import copy
+import fnmatch
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib import resources
+from os import PathLike
+from typing import Any
+
+from mixlab.backbone import Backbone
+from mixlab.config import ModelConfig, override
+from mixlab.errors import ConfigError, near_misses
+
+FILE_KEYS = ("paper", "defaults", "groups", "models")
+
+
+@functools.cache
+def rows() -> dict[str, dict[str, Any]]:
+    """Every named model as plain data: its family's defaults, its group, then its own entries."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted((resources.files("mixlab") / "configs" / "models").iterdir(), key=lambda file: file.name):
+        if not file.name.endswith(".toml"):
+            continue
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        family = file.name.removesuffix(".toml")
+        for key in data:
+            if key not in FILE_KEYS:
+                raise ConfigError(f"Unknown key {key!r} in {file.name}. {near_misses(key, FILE_KEYS)}")
+        for name, own in data["models"].items():
+            own = dict(own)
+            group = data.get("groups", {})[own.pop("group")] if "group" in own else {}
+            found[name] = {"name": name, "family": family, **data.get("defaults", {}), **group, **own}
+    return found
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that match a shell pattern, sorted."""
+    return sorted(fnmatch.filter(rows(), pattern))
+
+
+def model_config(name: str, **overrides: Any) -> ModelConfig:
+    """The checked description of a named model, with any of its fields changed."""
+    if name not in rows():
+        raise ConfigError(f"Unknown model {name!r}. {near_misses(name, rows())} `mixlab models` lists all.")
+    return configure(copy.deepcopy(rows()[name]), overrides)
+
+
+def configure(row: Mapping[str, Any], overrides: Mapping[str, Any]) -> ModelConfig:
+    known = [field.name for field in fields(ModelConfig) if field.name not in ("name", "family")]
+    for key in overrides:
+        if key not in known:
+            raise ConfigError(f"Unknown model option {key!r}. {near_misses(key, known)}")
+    return ModelConfig.parse(override(row, overrides))
+
+
+def create_model(name: str | None = None, *, weights: str | PathLike[str] | None = None, **overrides: Any) -> Backbone:
+    """A model by name, from a weight file, or a named model with weights.
+
+    `overrides` change any field of the config: `num_classes`, `image_size`, `in_channels`, `mixers`, `drop_path`, ...
+    Without a name, the file must be one that `save_weights` wrote: it holds the config. With `num_classes`, a
+    classifier of another size in the file is left out and the model's stays fresh.
+    """
+    from mixlab import weights as files  # it needs `configure`
+
+    if name is None:
+        if weights is None:
+            raise ConfigError("create_model needs a model name, a weight file, or both. `mixlab models` lists names.")
+        config = configure(files.read_config(weights), overrides)
+    else:
+        config = model_config(name, **overrides)
+    model = Backbone(config)
+    if weights is not None:
+        files.load_weights(model, weights, replace_classifier="num_classes" in overrides)
+    return model

@@ -1,0 +1,221 @@
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import mixlab
+from mixlab.errors import ConfigError, ImageError
+
+SMALL: dict[str, Any] = {"dims": [16, 24, 32, 40], "depths": [1, 2, 2, 1], "num_classes": 7, "image_size": 64}
+# one small model per group of the family, with everything else as the row says
+ROWS = ["identityformer_s12", "randformer_s12", "poolformerv2_s12", "convformer_s18", "caformer_s18"]
+ISOTROPIC = ["identityformer_s_iso", "identityformer_s_iso_convstem"]
+
+
+def small(name: str) -> mixlab.Backbone:
+    if name in ISOTROPIC:
+        return mixlab.create_model(name, dims=[32], depths=[2], num_classes=7, image_size=64)
+    return mixlab.create_model(name, **SMALL)
+
+
+@pytest.mark.parametrize("name", ROWS + ISOTROPIC)
+@pytest.mark.parametrize("size", [(64, 64), (33, 57), (97, 131)])
+def test_forward_and_backward_at_any_size(name: str, size: tuple[int, int]) -> None:
+    model, image = small(name), torch.randn(2, 3, *size, requires_grad=True)
+    logits = model(image)
+    assert logits.shape == (2, 7)
+    logits.square().sum().backward()
+    assert image.grad is not None
+    assert image.grad.isfinite().all()
+    assert image.grad.abs().sum() > 0
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+@settings(max_examples=15, deadline=None)
+@given(height=st.integers(32, 140), width=st.integers(32, 140))
+def test_the_pyramid_has_the_strides_and_channels_it_states(height: int, width: int) -> None:
+    model = mixlab.create_model("caformer_s18", **SMALL).eval()
+    assert model.strides == (4, 8, 16, 32)
+    maps = model.pyramid(torch.randn(1, 3, height, width))
+    for level, stride, channels in zip(maps, model.strides, model.channels, strict=True):
+        assert level.shape[:2] == (1, channels)
+        assert abs(level.shape[2] - height / stride) <= 1
+        assert abs(level.shape[3] - width / stride) <= 1
+
+
+def test_pyramid_maps_lie_over_the_image() -> None:
+    """A change in the bottom right corner of the image changes the bottom right corner of a local model's map."""
+    model = mixlab.create_model("convformer_pico").eval()
+    image = torch.zeros(1, 3, 64, 96)
+    changed = image.clone()
+    changed[:, :, -2:, -2:] = 5
+    moved = (model.pyramid(image)[0] - model.pyramid(changed)[0]).abs().sum(1)[0]
+    assert moved.shape == (32, 48)
+    assert moved[-1, -1] > 0
+    assert (moved[:16] == 0).all()
+    assert (moved[:, :24] == 0).all()
+
+
+def test_logits_are_the_head_over_the_embedding() -> None:
+    model, image = small("caformer_s18").eval(), torch.randn(2, 3, 64, 64)
+    embedding = model.embed(image)
+    assert embedding.shape == (2, 40)
+    torch.testing.assert_close(model.head(embedding), model(image))
+    torch.testing.assert_close(embedding, model.norm(model.pyramid(image)[-1].mean((2, 3))))
+
+
+def test_norm_before_the_pool_is_an_option() -> None:
+    model = mixlab.create_model("caformer_s18", final_norm="before_pool", **SMALL).eval()
+    image = torch.randn(1, 3, 64, 64)
+    tokens, _ = model.features(image)
+    torch.testing.assert_close(model.embed(image), model.norm(tokens).mean(1))
+
+
+def test_intermediates_come_by_name_in_the_order_asked_for() -> None:
+    model, image = small("convformer_s18").eval(), torch.randn(1, 3, 64, 64)
+    found = model.intermediates(image, ["stages.3", "stem", "stages.1.blocks.0"])
+    assert {name: tuple(map_.shape) for name, map_ in found.items()} == {
+        "stages.3": (1, 40, 2, 2),
+        "stem": (1, 16, 16, 16),
+        "stages.1.blocks.0": (1, 24, 8, 8),
+    }
+    torch.testing.assert_close(found["stages.3"], model.pyramid(image)[-1])
+    with pytest.raises(ConfigError, match=r"no intermediate 'stage.1'. Did you mean 'stages.1'"):
+        model.intermediates(image, ["stage.1"])
+
+
+@pytest.mark.parametrize("name", ["convformer_s18", "identityformer_s12"])
+def test_reset_classifier_replaces_only_the_last_layer(name: str) -> None:
+    model, image = small(name).eval(), torch.randn(2, 3, 64, 64)
+    embedding = model.embed(image)
+    model.class_names = tuple("abcdefg")
+    model.reset_classifier(3)
+    assert model(image).shape == (2, 3)
+    assert model.config.num_classes == 3
+    assert model.class_names == ()
+    torch.testing.assert_close(model.embed(image), embedding)
+    model.reset_classifier(0)
+    assert model(image).shape == (2, model.head.width)
+    with pytest.raises(ConfigError, match="num_classes must be 0"):
+        model.reset_classifier(-2)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_layer_order_holds_every_parameter_once(name: str) -> None:
+    model = small(name)
+    order = model.layer_order
+    named = [parameter for _, parameters in order for parameter in parameters]
+    assert sorted(named) == sorted(name for name, _ in model.named_parameters())
+    assert [layer for layer, _ in order][:2] == ["stem", "stages.0.blocks.0"]
+    assert order[-1][0] == "head"
+    assert "norm.weight" in order[-1][1]
+    assert "stages.1.downsample.conv.weight" in dict(order)["stages.1.blocks.0"]
+
+
+def test_weight_decay_spares_vectors_and_class_tokens() -> None:
+    model = mixlab.create_model("caformer_s18", class_tokens=[0, 0, 0, 1], **SMALL)
+    spared = {name for name, p in model.named_parameters() if name in model.no_decay}
+    assert "stages.3.class_token" in spared
+    assert "stages.0.blocks.0.channel.branches.0.mixer.act.scale" in spared
+    assert "stages.2.blocks.0.token.scaling.residual" in spared
+    assert all(p.ndim > 1 for name, p in model.named_parameters() if name not in spared)
+
+
+def test_the_class_activation_layer_gives_a_map_of_the_image() -> None:
+    model, image, seen = small("caformer_s18").eval(), torch.randn(1, 3, 64, 96), []
+    layer, to_map = model.class_activation
+    handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(to_map(output)))
+    model(image)
+    handle.remove()
+    torch.testing.assert_close(seen[0], model.pyramid(image)[-1])
+
+
+def test_blocks_explain_themselves() -> None:
+    model, image = small("caformer_s18").eval(), torch.randn(2, 3, 64, 64)
+    assert model.explanations["stages.0.blocks.0"] == ("kernels",)
+    attention = model.explain(image, "stages.3.blocks.0")["attention"]
+    torch.testing.assert_close(attention.sum(-1), torch.ones(2, 1, 4))
+    with pytest.raises(ConfigError, match=r"Nothing to explain at 'stages\.9'"):
+        model.explain(image, "stages.9")
+
+
+def test_class_tokens_pool_and_end_with_their_stage() -> None:
+    model = mixlab.create_model(
+        "caformer_s18", class_tokens=[1, 0, 2, 1], pool="class_token", final_norm="before_pool", **SMALL
+    )
+    image = torch.randn(2, 3, 64, 64)
+    model(image).sum().backward()
+    assert model.stages[3].class_token is not None
+    assert model.stages[3].class_token.grad is not None
+    assert [tuple(level.shape[2:]) for level in model.pyramid(image)] == [(16, 16), (8, 8), (4, 4), (2, 2)]
+
+
+def gradients(model: nn.Module, image: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(model(image).square().sum(), [p for p in model.parameters() if p.requires_grad]))
+
+
+def test_activation_checkpointing_changes_no_gradient() -> None:
+    model, image = small("caformer_s18"), torch.randn(2, 3, 64, 64)
+    plain = gradients(model, image)
+    model.set_activation_checkpointing()
+    calls: list[int] = []
+    model.stages[0].blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    for ours, reference in zip(gradients(model, image), plain, strict=True):
+        torch.testing.assert_close(ours, reference)
+    assert len(calls) == 2  # once forward, once again for the backward pass
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_copies_behave_like_the_original(name: str) -> None:
+    model, image = small(name).eval(), torch.randn(1, 3, 64, 64)
+    expected = model(image)
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    other = small(name).eval()
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    for twin in (copy.deepcopy(model), other, pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(image), expected)
+
+
+def test_inference_leaves_the_image_untouched() -> None:
+    model, image = small("identityformer_s12").eval(), torch.randn(1, 3, 64, 64)
+    before = image.clone()
+    with torch.inference_mode():
+        model(image)
+    assert torch.equal(image, before)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_channel_counts_are_built_on_request(channels: int) -> None:
+    model = mixlab.create_model("caformer_pico", in_channels=channels, num_classes=2)
+    assert model(torch.randn(1, channels, 33, 57)).shape == (1, 2)
+    assert len(model.config.preprocessing.mean) == channels
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (torch.zeros(1, 1, 64, 64), r"got 1 channels.*create_model\('caformer_pico', in_channels=1\)"),
+        (torch.zeros(1, 4, 64, 64), "in_channels=4"),
+        (torch.zeros(3, 64, 64), "Add a batch dimension"),
+        (torch.zeros(1, 3, 31, 64), "got 31 x 64 px. Enlarge"),
+        (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), r"got torch.uint8. Scale to \[0, 1\]"),
+    ],
+)
+def test_images_the_model_cannot_take(image: Tensor, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
+        mixlab.create_model("caformer_pico")(image)
+
+
+def test_float16_autocast_stays_close_to_float32() -> None:
+    model, image = small("caformer_s18").eval(), torch.randn(2, 3, 64, 64)
+    expected = model(image)
+    with torch.autocast("cpu", torch.float16):
+        torch.testing.assert_close(model(image).float(), expected, atol=0.05 * expected.std().item(), rtol=0)

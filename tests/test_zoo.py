@@ -1,0 +1,146 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mixlab
+from mixlab.config import ModelConfig
+from mixlab.errors import ConfigError
+from mixlab.zoo import model_config, rows
+
+SIZES = {
+    **{
+        f"{family}_{size}": family
+        for family in ("identityformer", "randformer", "poolformerv2")
+        for size in ("s12", "s24", "s36", "m36", "m48")
+    },
+    **{f"{family}_{size}": family for family in ("convformer", "caformer") for size in ("s18", "s36", "m36", "b36")},
+}
+OTHERS = ["identityformer_s_iso", "identityformer_s_iso_convstem", "convformer_s4", "convformer_pico", "caformer_pico"]
+PARAMS: dict[str, dict[str, int]] = json.loads((Path(__file__).parent / "golden" / "params.json").read_text())
+
+# Table 8 of the MetaFormer paper, line by line
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "relu": {"activation": "relu"},
+    "squared_relu": {"activation": "squared_relu"},
+    "gelu": {"activation": "gelu"},
+    "learned_scale": {"activation": {"name": "star_relu", "learn_bias": False}},
+    "learned_bias": {"activation": {"name": "star_relu", "learn_scale": False}},
+    "fixed_scale_and_bias": {
+        "activation": {"name": "star_relu", "scale": 0.8944, "bias": -0.4472, "learn_scale": False, "learn_bias": False}
+    },
+    "fixed_scale": {"activation": {"name": "star_relu", "scale": 0.8944, "learn_scale": False, "learn_bias": False}},
+    "fixed_bias": {"activation": {"name": "star_relu", "bias": -0.5, "learn_scale": False, "learn_bias": False}},
+    "no_scaling": {"branch_scale": "none"},
+    "layer_scale": {"branch_scale": "layer_scale"},
+    "branch_scale": {"branch_scale": "branch_scale"},
+    "biases": {"bias": True},
+}
+
+
+def test_every_promised_name_exists() -> None:
+    assert set(SIZES) | set(OTHERS) <= set(mixlab.list_models())
+
+
+def test_names_are_sorted_and_filtered_by_pattern() -> None:
+    assert mixlab.list_models("caformer_s*") == ["caformer_s18", "caformer_s36"]
+    assert mixlab.list_models() == sorted(rows())
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_parameter_counts_are_those_of_the_released_code(name: str) -> None:
+    with torch.device("meta"):
+        model = mixlab.create_model(name)
+    counts = {"trainable": 0, "frozen": 0}
+    for parameter in model.parameters():
+        counts["trainable" if parameter.requires_grad else "frozen"] += parameter.numel()
+    assert counts == PARAMS[name]
+
+
+@pytest.mark.parametrize("name", mixlab.list_models())
+def test_every_row_survives_the_way_to_plain_data_and_back(name: str) -> None:
+    config = model_config(name)
+    assert ModelConfig.parse(json.loads(json.dumps(config.plain()))) == config
+
+
+@pytest.mark.parametrize("name", mixlab.list_models("*_pico"))
+def test_picos_have_about_a_million_parameters(name: str) -> None:
+    assert 0.7e6 < sum(p.numel() for p in mixlab.create_model(name).parameters()) < 1.3e6
+
+
+@pytest.mark.parametrize("name", ["convformer_pico", "caformer_pico"])
+@pytest.mark.parametrize("ablation", sorted(ABLATIONS))
+def test_every_ablation_of_table_8_builds_and_trains(name: str, ablation: str) -> None:
+    model = mixlab.create_model(name, num_classes=5, **ABLATIONS[ablation])
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, parameter_name
+
+
+def test_an_ablation_reaches_the_mixer_too() -> None:
+    model = mixlab.create_model("convformer_pico", activation="gelu", bias=True)
+    names = [name for name, _ in model.named_parameters()]
+    assert any(name.endswith("mixer.depthwise.bias") for name in names)
+    assert not any(name.endswith("act.scale") for name in names)
+
+
+def test_an_option_of_a_mixer_wins_over_the_model() -> None:
+    model = mixlab.create_model("convformer_pico", mixers={"name": "sepconv", "bias": True, "activation": "relu"})
+    names = [name for name, _ in model.named_parameters()]
+    assert any(name.endswith("mixer.depthwise.bias") for name in names)
+    assert not any(name.endswith("mlp.fc1.bias") for name in names)
+
+
+def test_a_mapping_without_a_name_changes_options_of_what_is_there() -> None:
+    config = model_config("convformer_s18", head={"dropout": 0.4}, drop_path={"rate": 0.2, "form": "skip"})
+    assert (config.head.name, config.head.options.dropout) == ("mlp", 0.4)
+    assert (config.drop_path.rate, config.drop_path.form) == (0.2, "skip")
+
+
+def test_mixers_mix_and_train_a_step() -> None:
+    model = mixlab.create_model("convformer_s18", mixers=["pool", "sepconv", "random", "attention"], num_classes=10)
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
+    image, label = torch.randn(2, 3, 64, 64), torch.tensor([1, 7])
+    losses = []
+    for _ in range(3):
+        loss = torch.nn.functional.cross_entropy(model(image), label)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("caformer_s19", {}, r"Unknown model 'caformer_s19'. Did you mean 'caformer_s18'"),
+        ("caformer_s18", {"mixers": ["sepconv", "atention"]}, r"Unknown mixer 'atention'. Did you mean 'attention'"),
+        ("caformer_s18", {"mixers": ["sepconv", "pool"]}, "mixers of 'caformer_s18' needs 4 entries.*got 2"),
+        ("caformer_s18", {"dims": [64, 128, 320, 0]}, "channel counts of 1 or more"),
+        ("caformer_s18", {"dims": [64, 128]}, "needs 2 entries"),
+        ("caformer_s18", {"dims": 64}, "dims must be a list"),
+        ("caformer_s18", {"dims": [64, 128, 320, 512.5]}, "must be a whole number; got 512.5"),
+        ("caformer_s18", {"depths": [1, 1, 0, 1]}, "depth of 1 or more"),
+        ("caformer_s18", {"image_size": 16}, "32 or more"),
+        ("caformer_s18", {"num_clases": 3}, r"Unknown model option 'num_clases'. Did you mean 'num_classes'"),
+        ("caformer_s18", {"num_classes": -1}, "num_classes must be 0"),
+        ("caformer_s18", {"in_channels": 0}, "in_channels must be 1"),
+        ("caformer_s18", {"drop_path": 1.5}, "at least 0 and below 1"),
+        ("caformer_s18", {"activation": "swish"}, "Unknown activation 'swish'"),
+        ("caformer_s18", {"pool": "class_token"}, "needs class_tokens"),
+        ("caformer_s18", {"init": "xavier"}, "Unknown init 'xavier'"),
+        ("caformer_s18", {"stem": {"name": "convolutional", "widths": [4]}}, "one kernel more than widths"),
+        ("caformer_s18", {"preprocessing": {"mean": [0.5]}}, "for each of the 3 input channels"),
+    ],
+)
+def test_bad_requests_say_what_to_do(name: str, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mixlab.create_model(name, **overrides)
+
+
+def test_a_model_without_name_and_weights_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="needs a model name"):
+        mixlab.create_model()
