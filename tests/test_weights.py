@@ -1,0 +1,222 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mixlab
+from mixlab.errors import WeightsError
+from mixlab.weights import layouts
+from tests.golden import fill
+
+GOLDEN = Path(__file__).parent / "golden"
+TIMM = ["convformer_s18", "caformer_s18", "poolformerv2_s12"]
+
+
+def state(model: mixlab.Backbone) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def assert_untouched(model: mixlab.Backbone, before: dict[str, Tensor]) -> None:
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def pico(**overrides: Any) -> mixlab.Backbone:
+    return mixlab.create_model("caformer_pico", **{"num_classes": 5, **overrides}).eval()
+
+
+@pytest.mark.parametrize("name", ["identityformer_s12", "randformer_s12", "caformer_s18"])
+def test_logits_equal_the_authors(name: str) -> None:
+    record = json.loads((GOLDEN / f"{name}.json").read_text())
+    model = mixlab.create_model(name).eval()
+    mixlab.load_weights(model, {key: torch.from_numpy(value) for key, value in fill.state_dict(record).items()})
+    for size, logits in record["logits"].items():
+        height, width = (int(side) for side in size.split("x"))
+        with torch.no_grad():
+            ours = model(torch.from_numpy(fill.image(height, width)))[0]
+        expected = torch.tensor(logits)
+        assert (ours - expected).abs().max() < 1e-3 * expected.std()
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_logits_equal_live_timm(name: str) -> None:
+    import timm
+
+    peer = timm.create_model(name).eval()
+    head: dict[str, Any] = {"head": {"eps": 1e-6}} if "mlp" in str(mixlab.zoo.rows()[name].get("head")) else {}
+    ours, exact = mixlab.create_model(name).eval(), mixlab.create_model(name, **head).eval()
+    image = torch.randn(1, 3, 96, 128)
+    with torch.no_grad():
+        expected = peer(image)
+        for model, bound in ((ours, 1e-3), (exact, 1e-4)):  # timm's head norm has eps 1e-6, the authors' 1e-5
+            mixlab.load_weights(model, peer.state_dict())
+            assert (model(image) - expected).abs().max() < bound * expected.std()
+
+
+def test_every_layout_rule_is_a_pattern_with_a_name() -> None:
+    for rules in layouts().values():
+        for pattern, name in rules:
+            assert pattern.groups >= name.count("\\"), pattern
+
+
+def test_a_saved_model_is_rebuilt_whole(tmp_path: Path) -> None:
+    model = mixlab.create_model(
+        "caformer_pico", mixers=["pool", "sepconv", {"name": "attention", "head_dim": 16}, "random"], num_classes=3
+    ).eval()
+    model.class_names = ("cat", "dog", "owl")
+    mixlab.save_weights(model, tmp_path / "m.safetensors")
+    twin = mixlab.create_model(weights=tmp_path / "m.safetensors").eval()
+    image = torch.randn(1, 3, 40, 64)
+    assert torch.equal(twin(image), model(image))
+    assert twin.config == model.config
+    assert twin.class_names == ("cat", "dog", "owl")
+
+
+def test_preprocessing_travels_with_the_weights(tmp_path: Path) -> None:
+    mixlab.save_weights(pico(preprocessing={"crop": 0.875, "interpolation": "bilinear"}), tmp_path / "m.safetensors")
+    model = pico()
+    mixlab.load_weights(model, tmp_path / "m.safetensors")
+    assert (model.config.preprocessing.crop, model.config.preprocessing.interpolation) == (0.875, "bilinear")
+
+
+@pytest.mark.parametrize("wrap", ["plain", "model", "ddp", "compiled"])
+def test_training_checkpoints_are_unwrapped(tmp_path: Path, wrap: str) -> None:
+    model, twin = pico(), pico()
+    tensors: dict[str, object] = dict(model.state_dict())
+    if wrap == "ddp":
+        tensors = {f"module.{key}": value for key, value in tensors.items()}
+    if wrap == "compiled":
+        tensors = {f"_orig_mod.{key}": value for key, value in tensors.items()}
+    torch.save({"state_dict": tensors, "epoch": 3} if wrap == "model" else tensors, tmp_path / "m.pth")
+    mixlab.load_weights(twin, tmp_path / "m.pth")
+    assert_untouched(twin, state(model))
+
+
+def test_a_classifier_of_another_size_is_replaced_only_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    source = pico(num_classes=9)
+    source.class_names = tuple("abcdefghi")
+    mixlab.save_weights(source, path)
+    model = pico()
+    before = state(model)
+    with pytest.raises(
+        WeightsError, match=r"mis-shaped: head.classifier.bias \(file \[9\], model \[5\]\).*replace_classifier=True"
+    ):
+        mixlab.load_weights(model, path)
+    assert_untouched(model, before)
+    mixlab.load_weights(model, path, replace_classifier=True)
+    assert torch.equal(model.state_dict()["head.classifier.weight"], before["head.classifier.weight"])
+    assert torch.equal(model.state_dict()["stem.conv.weight"], source.state_dict()["stem.conv.weight"])
+    assert model.class_names == ()
+    assert mixlab.create_model(weights=path, num_classes=2)(torch.randn(1, 3, 32, 32)).shape == (1, 2)
+    assert mixlab.create_model("caformer_pico", weights=path, num_classes=0)(torch.randn(1, 3, 32, 32)).shape == (
+        1,
+        128,
+    )
+
+
+def test_random_matrices_follow_the_image_size(tmp_path: Path) -> None:
+    small = mixlab.create_model("randformer_s12", dims=[8] * 4, depths=[1] * 4, num_classes=2).eval()
+    mixlab.save_weights(small, tmp_path / "m.safetensors")
+    large = mixlab.create_model(weights=tmp_path / "m.safetensors", image_size=(256, 320)).eval()
+    image = torch.randn(1, 3, 256, 320)
+    torch.testing.assert_close(large(image), small(image))  # resized once, or on the way
+    assert large.state_dict()["stages.2.blocks.0.token.branches.0.mixer.matrix"].shape == (320, 320)
+
+
+def test_a_non_square_source_is_read_from_the_file(tmp_path: Path) -> None:
+    wide = mixlab.create_model("randformer_s12", dims=[8] * 4, depths=[1] * 4, image_size=(128, 256)).eval()
+    mixlab.save_weights(wide, tmp_path / "m.safetensors")
+    tall = mixlab.create_model(weights=tmp_path / "m.safetensors", image_size=(256, 128)).eval()
+    image = torch.randn(1, 3, 256, 128)
+    torch.testing.assert_close(tall(image), wide(image))
+
+
+@pytest.mark.parametrize("keep", [0, 7, 200, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pth"])
+def test_a_truncated_file_is_named_and_changes_nothing(tmp_path: Path, name: str, keep: float) -> None:
+    model, path = pico(), tmp_path / name
+    if name.endswith("pth"):
+        torch.save(model.state_dict(), path)
+    else:
+        mixlab.save_weights(model, path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content)) if keep < 1 else int(keep)])
+    other = pico()
+    before = state(other)
+    with pytest.raises(WeightsError, match=str(path)):
+        mixlab.load_weights(other, path)
+    assert_untouched(other, before)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch executed",)
+
+
+def test_nothing_in_a_file_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"stem": Evil()}, "evil.pth")
+    with pytest.raises(WeightsError, match="does not execute"):
+        mixlab.load_weights(pico(), "evil.pth")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("content", [b"not weights at all", b"\x80\x04\x95", b"PK\x03\x04 broken"])
+def test_foreign_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    for name in ("a.pth", "a.safetensors", "a.png"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(WeightsError, match=name):
+            mixlab.load_weights(pico(), tmp_path / name)
+
+
+def test_weights_of_another_model_list_the_differences(tmp_path: Path) -> None:
+    model = pico()
+    before = state(model)
+    with pytest.raises(WeightsError) as caught:
+        mixlab.load_weights(model, mixlab.create_model("convformer_pico", num_classes=5).state_dict())
+    message = str(caught.value)
+    assert "8 missing: stages.2.blocks.0.token.branches.0.mixer.project.weight" in message
+    assert "unexpected: stages.2.blocks.0.token.branches.0.mixer.act.bias" in message
+    assert "more" in message
+    assert_untouched(model, before)
+
+
+def test_a_file_without_a_config_needs_a_name(tmp_path: Path) -> None:
+    torch.save(pico().state_dict(), tmp_path / "m.pth")
+    with pytest.raises(WeightsError, match="holds no Mixlab config"):
+        mixlab.create_model(weights=tmp_path / "m.pth")
+
+
+def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
+    for path, message in ((tmp_path / "no.pth", "does not exist"), (tmp_path, "is a folder")):
+        with pytest.raises(WeightsError, match=message):
+            mixlab.load_weights(pico(), path)
+    for path, message in ((tmp_path / "no" / "m.safetensors", "does not exist"), (tmp_path, "is a folder")):
+        with pytest.raises(WeightsError, match=message):
+            mixlab.save_weights(pico(), path)
+
+
+def test_values_that_are_no_tensors_are_refused() -> None:
+    with pytest.raises(WeightsError, match="'a' is a int, not a tensor"):
+        mixlab.load_weights(pico(), {"a": 3})  # type: ignore[dict-item]
+    with pytest.raises(WeightsError, match="empty"):
+        mixlab.load_weights(pico(), {})
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"old")
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(WeightsError, match="No space left"):
+        mixlab.save_weights(pico(), path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
