@@ -1,0 +1,105 @@
+"""Multiply-accumulates, counted operator by operator as the papers count them.
+
+Products and convolutions count exactly; norms and resizing a few operations per element; activations, softmax, sums and
+pooling nothing. An operator that is in no list is an error, never a silent zero.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from mixlab.errors import ConfigError, MacsError
+
+aten = torch.ops.aten
+
+PER_OUTPUT_ELEMENT = {
+    aten.native_layer_norm: 4,
+    aten.native_group_norm: 4,
+    aten.upsample_bilinear2d: 4,
+    aten._upsample_bilinear2d_aa: 4,
+}
+FREE = {
+    # moving and making data
+    *(aten.clone, aten.copy_, aten._to_copy, aten.cat, aten.stack, aten.repeat, aten.constant_pad_nd, aten.flip),
+    *(aten.empty, aten.zeros, aten.ones, aten.full, aten.arange, aten.scalar_tensor, aten.index, aten.index_select),
+    *(aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten._unsafe_view),
+    # reductions, pooling, softmax
+    *(aten.sum, aten.mean, aten.amax, aten.amin, aten.cumsum, aten.avg_pool2d, aten.max_pool2d_with_indices),
+    *(aten._softmax, aten._safe_softmax, aten._log_softmax),
+}
+
+
+def macs(model: nn.Module, image_size: int | tuple[int, int]) -> int:
+    """Multiply-accumulates of one image of this size (a side, or height and width)."""
+    return sum(macs_by_part(model, image_size).values())
+
+
+def macs_by_part(model: nn.Module, image_size: int | tuple[int, int]) -> dict[str, int]:
+    """The same by part of the data flow: `stem`, `stages.0`, ..., and `head` for the norm, pooling and classifier."""
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if min(height, width) < 1:
+        raise ConfigError(f"image_size must be a side or (height, width) in pixels; got {image_size}.")
+    shadow = on_meta(model).eval()
+    counter = MacCounter()
+    for name, module in shadow.named_modules():
+        if name == "stem" or (name.startswith("stages.") and name.count(".") == 1):
+            module.register_forward_pre_hook(counter.enter(name))
+            module.register_forward_hook(counter.leave)
+    image = torch.empty(1, shadow.config.in_channels, height, width, device="meta")
+    with counter, torch.no_grad():
+        shadow(image)
+    return counter.counts
+
+
+def on_meta(model: nn.Module) -> Any:
+    """A copy without data: shapes only, so that nothing is computed."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.to("meta")
+    return copy.deepcopy(model, memo)
+
+
+class MacCounter(TorchDispatchMode):
+    """Adds up the operators that run under it, for the part that is being computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = "head"
+        self.counts: dict[str, int] = {}
+
+    def enter(self, part: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            self.part = part
+
+        return hook
+
+    def leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.part = "head"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.counts[self.part] = self.counts.get(self.part, 0) + operator_macs(func, args, kwargs or {}, out)
+        return out
+
+
+def operator_macs(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """The count of one operator call."""
+    packet = func.overloadpacket
+    if packet in flop_registry:
+        return int(flop_registry[packet](*args, **kwargs, out_val=out)) // 2
+    if packet in PER_OUTPUT_ELEMENT:
+        first: Tensor = out[0] if isinstance(out, tuple) else out
+        return PER_OUTPUT_ELEMENT[packet] * first.numel()
+    if packet in FREE or func.is_view or torch.Tag.pointwise in func.tags:
+        return 0
+    raise MacsError(
+        f"The multiply-accumulates of {func} are not known, and they are not guessed. "
+        f"Add its formula to mixlab/evals/macs.py."
+    )

@@ -1,0 +1,93 @@
+"""What a model is, in numbers: one row per model, one row per part of a model. Nothing is computed on data."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from mixlab.backbone import Backbone
+from mixlab.config import ModelConfig
+from mixlab.evals.macs import macs_by_part
+from mixlab.grid import Grid
+from mixlab.zoo import model_config
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    name: str
+    family: str
+    mixers: tuple[str, ...]
+    image_size: tuple[int, int]
+    params: int  # trainable
+    frozen: int
+    macs: int
+    paper_top1: float | None  # trained on ImageNet-1K alone, at the config's own image size
+
+
+@dataclass(frozen=True)
+class PartSummary:
+    part: str
+    content: str
+    output: tuple[int, ...]  # channels, height, width; classes for the head
+    stride: int | None
+    params: int
+    macs: int
+
+
+def shadow(config: ModelConfig) -> Backbone:
+    """The model without data."""
+    with torch.device("meta"):
+        return Backbone(config)
+
+
+def count(module: nn.Module, *, trainable: bool) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad == trainable)
+
+
+def summarise(name: str) -> ModelSummary:
+    """One row of the model table."""
+    config = model_config(name)
+    model = shadow(config)
+    height, width = config.image_size
+    top1 = [row.top1 for row in config.reported if row.pretraining is None and row.image_size == height]
+    return ModelSummary(
+        name,
+        config.family,
+        tuple(choice.name for choice in config.mixers),
+        (height, width),
+        count(model, trainable=True),
+        count(model, trainable=False),
+        sum(macs_by_part(model, (height, width)).values()),
+        top1[0] if top1 else None,
+    )
+
+
+def describe_parts(config: ModelConfig, image_size: tuple[int, int]) -> list[PartSummary]:
+    """The data flow part by part for images of this size."""
+    model = shadow(config)
+    macs = macs_by_part(model, image_size)
+    grid = model.stem.grid_after(Grid(*image_size))
+    parts = [
+        PartSummary(
+            "stem",
+            config.stem.name,
+            (config.dims[0], grid.height, grid.width),
+            model.stem.stride,
+            both_counts(model.stem),
+            macs["stem"],
+        )
+    ]
+    for index, stage in enumerate(model.stages):
+        if stage.downsample is not None:
+            grid = stage.downsample.grid_after(grid)
+        depth, name = config.depths[index], f"stages.{index}"
+        content = f"{depth} x {config.mixers[index].name}"
+        output = (config.dims[index], grid.height, grid.width)
+        parts.append(PartSummary(name, content, output, model.strides[index], both_counts(stage), macs[name]))
+    rest = both_counts(model) - sum(part.params for part in parts)
+    parts.append(PartSummary("head", config.head.name, (config.num_classes,), None, rest, macs["head"]))
+    return parts
+
+
+def both_counts(module: nn.Module) -> int:
+    return count(module, trainable=True) + count(module, trainable=False)

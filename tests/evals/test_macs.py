@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mixlab
+from mixlab.config import Reported
+from mixlab.errors import ConfigError, MacsError
+from mixlab.evals.macs import macs_by_part
+from mixlab.zoo import model_config
+
+ROWS = [
+    pytest.param(name, row, id=f"{name}@{row.image_size}")
+    for name in mixlab.list_models()
+    for row in model_config(name).reported
+    if row.macs is not None and row.pretraining is None
+]
+# GMACs of the authors' code under their own counting
+AUTHORS = {
+    ("convformer_s18", 224): 3.956,
+    ("convformer_s18", 384): 11.621,
+    ("caformer_s18", 224): 4.122,
+    ("caformer_s18", 384): 13.412,
+}
+
+
+@pytest.mark.parametrize(("name", "row"), ROWS)
+def test_counts_are_the_papers(name: str, row: Reported) -> None:
+    with torch.device("meta"):
+        model = mixlab.create_model(name)
+    ours = mixlab.macs(model, row.image_size) / 1e9
+    assert row.macs is not None
+    assert abs(ours - row.macs) <= 0.05 or abs(ours / row.macs - 1) <= 0.03
+
+
+@pytest.mark.parametrize(("name", "size"), sorted(AUTHORS))
+def test_counts_are_the_authors_to_a_tenth_of_a_percent(name: str, size: int) -> None:
+    with torch.device("meta"):
+        model = mixlab.create_model(name)
+    assert mixlab.macs(model, size) / 1e9 == pytest.approx(AUTHORS[name, size], rel=1e-3)
+
+
+def test_one_block_counts_by_formula() -> None:
+    model = mixlab.create_model("identityformer_s_iso", depths=[1], num_classes=10)
+    tokens, dim = 196, 384
+    mlp, norms = 2 * 4 * dim * dim * tokens, 2 * 4 * tokens * dim
+    parts = macs_by_part(model, 224)
+    assert parts["stem"] == 16 * 16 * 3 * dim * tokens
+    assert parts["stages.0"] == mlp + norms
+    assert parts["head"] == dim * 10 + 4 * dim
+
+
+def test_attention_counts_both_products() -> None:
+    whole = mixlab.create_model("identityformer_s_iso", depths=[1], mixers="attention")
+    without = mixlab.create_model("identityformer_s_iso", depths=[1])
+    tokens, dim = 196, 384
+    expected = 4 * dim * dim * tokens + 2 * tokens * tokens * dim
+    assert mixlab.macs(whole, 224) - mixlab.macs(without, 224) == expected
+
+
+def test_window_attention_costs_less_than_attention_on_large_images() -> None:
+    whole = mixlab.create_model("caformer_pico")
+    window = mixlab.create_model("caformer_pico", mixers=["sepconv", "sepconv", "window_attention", "window_attention"])
+    assert mixlab.macs(window, 1024) < 0.5 * mixlab.macs(whole, 1024)
+
+
+def test_counting_leaves_the_model_alone() -> None:
+    model = mixlab.create_model("caformer_pico").train()
+    before = [parameter.device for parameter in model.parameters()]
+    mixlab.macs(model, (64, 96))
+    assert model.training
+    assert [parameter.device for parameter in model.parameters()] == before
+
+
+class Strange(nn.Module):
+    def forward(self, tokens: Tensor, grid: object) -> Tensor:
+        return torch.linalg.qr(tokens)[0]
+
+
+def test_an_unknown_operator_is_an_error() -> None:
+    model = mixlab.create_model("caformer_pico")
+    model.stages[0].blocks[0].token.branches[0].mixer = Strange()
+    with pytest.raises(MacsError, match=r"linalg_qr.*not guessed"):
+        mixlab.macs(model, 64)
+
+
+def test_an_impossible_size_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="got 0"):
+        mixlab.macs(mixlab.create_model("caformer_pico"), 0)
