@@ -1,0 +1,190 @@
+"""The `mixlab` command: each verb reads its arguments, calls one function and prints."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from mixlab.errors import ConfigError, MixlabError, near_misses
+from mixlab.version import VERSION
+
+Row = Sequence[str]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code is 0, 2 for a user's error, 130 after Ctrl-C."""
+    parser, verbs = build_parser()
+    parsed = parser.parse_args(arguments)
+    try:
+        verbs[parsed.verb](parsed[parsed.verb])
+        sys.stdout.flush()
+    except MixlabError as error:
+        print(f"mixlab: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def build_parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace], None]]]:
+    parser = ArgumentParser(
+        prog="mixlab", description="Vision backbones whose token mixer is a choice.", version=VERSION
+    )
+    subcommands = parser.add_subcommands(dest="verb", metavar="VERB")
+    verbs: dict[str, Callable[[Namespace], None]] = {}
+    for name, (function, describe) in {"models": (models, models_parser), "info": (info, info_parser)}.items():
+        subcommands.add_subcommand(name, describe(), help=(function.__doc__ or "").splitlines()[0])
+        verbs[name] = function
+    return parser, verbs
+
+
+# -- mixlab models -------------------------------------------------------------------------------
+
+
+def models_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        description="List the models: parameters and multiply-accumulates as counted here at each model's own image "
+        "size, ImageNet-1K top-1 as the paper reports it."
+    )
+    parser.add_argument("pattern", nargs="?", default="*", help="a name or shell pattern, such as 'convformer*'")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    return parser
+
+
+def models(arguments: Namespace) -> None:
+    """List the models with their sizes and costs."""
+    from mixlab.evals.summary import summarise
+    from mixlab.zoo import list_models
+
+    names = list_models(arguments.pattern)
+    if not names:
+        raise ConfigError(f"No model matches {arguments.pattern!r}. {near_misses(arguments.pattern, list_models())}")
+    console = Console(stderr=True)
+    summaries = [
+        summarise(name) for name in track(names, "Counting", console=console, transient=True, disable=not wide_open())
+    ]
+    if arguments.json:
+        print(json.dumps([asdict(summary) for summary in summaries], indent=1))
+        return
+    rows = [
+        (
+            one.name,
+            one.family,
+            mixers_in_short(one.mixers),
+            f"{one.image_size[0]}",
+            millions(one.params) + (f" + {millions(one.frozen)}" if one.frozen else ""),
+            billions(one.macs),
+            "" if one.paper_top1 is None else f"{one.paper_top1:.1f}",
+        )
+        for one in summaries
+    ]
+    show(("model", "family", "mixers", "px", "params M", "MACs G", "paper top-1"), rows, right=(3, 4, 5, 6))
+
+
+def mixers_in_short(names: Iterable[str]) -> str:
+    """Equal mixers in a row are named once."""
+    listed = list(names)
+    return " ".join(name for index, name in enumerate(listed) if index == 0 or listed[index - 1] != name)
+
+
+# -- mixlab info ---------------------------------------------------------------------------------
+
+
+def info_parser() -> ArgumentParser:
+    parser = ArgumentParser(description="Show a model stage by stage: shapes, parameters and multiply-accumulates.")
+    parser.add_argument("name", help="a model name from `mixlab models`")
+    parser.add_argument("--image-size", default=None, help="a side such as 384, or HEIGHTxWIDTH; default: the model's")
+    parser.add_argument("--mixers", nargs="+", default=None, help="other mixers, one name per stage or one for all")
+    parser.add_argument("--num-classes", type=int, default=None, help="default: the model's, mostly 1000")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    return parser
+
+
+def info(arguments: Namespace) -> None:
+    """Show one model stage by stage."""
+    from mixlab.evals.summary import describe_parts
+    from mixlab.zoo import model_config
+
+    changes: dict[str, Any] = {}
+    if arguments.mixers:
+        changes["mixers"] = arguments.mixers if len(arguments.mixers) > 1 else arguments.mixers[0]
+    if arguments.num_classes is not None:
+        changes["num_classes"] = arguments.num_classes
+    if arguments.image_size is not None:
+        changes["image_size"] = parse_size(arguments.image_size)
+    config = model_config(arguments.name, **changes)
+    height, width = config.image_size
+    parts = describe_parts(config, (height, width))
+    if arguments.json:
+        reported = [asdict(row) for row in config.reported]
+        about = {"name": config.name, "family": config.family, "image_size": [height, width], "reported": reported}
+        print(json.dumps({**about, "parts": [asdict(part) for part in parts]}, indent=1))
+        return
+    total, cost = sum(part.params for part in parts), sum(part.macs for part in parts)
+    rows = [
+        (
+            part.part,
+            part.content,
+            " x ".join(str(side) for side in part.output),
+            "" if part.stride is None else str(part.stride),
+            millions(part.params, 3),
+            billions(part.macs, 3),
+        )
+        for part in parts
+    ]
+    rows.append(("total", "", "", "", millions(total, 3), billions(cost, 3)))
+    print(f"{config.name} ({config.family}) at {height} x {width} px")
+    show(("part", "content", "output", "stride", "params M", "MACs G"), rows, right=(3, 4, 5))
+    for row in config.reported:
+        told = [f"{row.params:g}M params" if row.params else "", f"{row.macs:g}G MACs" if row.macs else ""]
+        told += [f"top-1 {row.top1:g}%" if row.top1 else "", f"after {row.pretraining}" if row.pretraining else ""]
+        print(f"reported, {row.table}, {row.image_size} px: {', '.join(part for part in told if part)}")
+
+
+# -- printing ------------------------------------------------------------------------------------
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """'384' or '384x256' as (height, width)."""
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() for side in sides):
+        raise ConfigError(f"An image size is a side such as 384, or HEIGHTxWIDTH such as 384x256; got {text!r}.")
+    return int(sides[0]), int(sides[-1])
+
+
+def millions(count: int, digits: int = 1) -> str:
+    return f"{count / 1e6:.{digits}f}"
+
+
+def billions(count: int, digits: int = 2) -> str:
+    return f"{count / 1e9:.{digits}f}"
+
+
+def wide_open() -> bool:
+    """Whether a person watches: no progress bars into pipes."""
+    return sys.stderr.isatty()
+
+
+def show(header: Row, rows: Iterable[Row], *, right: Iterable[int]) -> None:
+    """A table; in a pipe without lines, colours or cut cells."""
+    to_person = sys.stdout.isatty()
+    table = Table(box=box.SIMPLE_HEAD if to_person else None, pad_edge=False, header_style="bold")
+    for index, title in enumerate(header):
+        table.add_column(title, justify="right" if index in set(right) else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if to_person else 1000, soft_wrap=not to_person).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
