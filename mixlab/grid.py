@@ -21,12 +21,18 @@ class Grid(NamedTuple):
     def tokens(self) -> int:
         return self.prefix + self.height * self.width
 
-    def to_map(self, tokens: Tensor) -> Tensor:
-        """The image tokens as a (B, C, H, W) view in channels-last memory; class tokens are left out."""
-        image = tokens[:, self.prefix :] if self.prefix else tokens
-        return image.unflatten(1, (self.height, self.width)).permute(0, 3, 1, 2)
+    def image(self, tokens: Tensor) -> Tensor:
+        """The image tokens alone, (B, H*W, C)."""
+        return tokens[:, self.prefix :] if self.prefix else tokens
 
-    def to_tokens(self, image_map: Tensor) -> Tensor:
-        """The inverse of `to_map`, with zeros in the place of the class tokens."""
-        tokens = image_map.permute(0, 2, 3, 1).flatten(1, 2)  # (B, H*W, C)
-        return F.pad(tokens, (0, 0, self.prefix, 0)) if self.prefix else tokens
+    def behind_zeros(self, image: Tensor) -> Tensor:
+        """Image tokens behind zeros in the place of the class tokens: what a purely spatial mixer returns."""
+        return F.pad(image, (0, 0, self.prefix, 0)) if self.prefix else image
+
+    def to_map(self, tokens: Tensor) -> Tensor:
+        """The image tokens as a (B, C, H, W) view in channels-last memory."""
+        return self.image(tokens).unflatten(1, (self.height, self.width)).permute(0, 3, 1, 2)
+
+    def from_map(self, image_map: Tensor) -> Tensor:
+        """The image tokens of a map, (B, H*W, C)."""
+        return image_map.permute(0, 2, 3, 1).flatten(1, 2)

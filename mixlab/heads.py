@@ -19,7 +19,7 @@ HeadChoice = Annotated[Choice, HEADS]
 @POOLS.register("mean")
 def mean_pool(tokens: Tensor, grid: Grid) -> Tensor:
     """The mean of the image tokens, (B, C)."""
-    return tokens[:, grid.prefix :].mean(1)
+    return grid.image(tokens).mean(1)
 
 
 @POOLS.register("class_token")

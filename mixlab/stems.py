@@ -40,7 +40,7 @@ class Downsample(nn.Module):
         # channels-last in, channels-last out: the tokens behind it are a view
         image_map = self.conv(image_map.contiguous(memory_format=torch.channels_last))
         grid = Grid(image_map.shape[2], image_map.shape[3])
-        tokens = grid.to_tokens(image_map)
+        tokens = grid.from_map(image_map)
         if self.norm is not None and not self.norm_first:
             tokens = self.norm(tokens)
         return tokens, grid

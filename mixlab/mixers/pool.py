@@ -29,7 +29,7 @@ class Pool(Mixer):
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         image = grid.to_map(tokens)
         pooled = F.avg_pool2d(image, self.size, stride=1, padding=self.size // 2, count_include_pad=False)
-        return grid.to_tokens(pooled - image)
+        return grid.behind_zeros(grid.from_map(pooled - image))
 
 
 @MIXERS.register("pool", PoolOptions)

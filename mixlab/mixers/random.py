@@ -27,9 +27,7 @@ class RandomMixing(Mixer):
         self.matrix = nn.Parameter(torch.rand(size, size).softmax(-1), requires_grad=False)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        image = tokens[:, grid.prefix :]
-        mixed = self.matrix_for(grid) @ image
-        return nn.functional.pad(mixed, (0, 0, grid.prefix, 0)) if grid.prefix else mixed
+        return grid.behind_zeros(self.matrix_for(grid) @ grid.image(tokens))
 
     def matrix_for(self, grid: Grid) -> Tensor:
         check_tokens(grid)

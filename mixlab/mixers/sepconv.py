@@ -38,8 +38,8 @@ class SepConv(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         hidden = self.act(self.widen(tokens))
-        hidden = grid.to_tokens(self.depthwise(grid.to_map(hidden)))  # class tokens: zero
-        return self.narrow(hidden)
+        hidden = grid.from_map(self.depthwise(grid.to_map(hidden)))
+        return grid.behind_zeros(self.narrow(hidden))
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         return {"kernels": self.depthwise.weight.squeeze(1)}  # (hidden, kernel, kernel)

@@ -9,9 +9,9 @@ class TestSepConv(MixerContract):
     name = "sepconv"
 
 
-class TestSmallSepConv(MixerContract):
+class TestSmallSepConvWithBias(MixerContract):
     name = "sepconv"
-    options = {"kernel": 3, "expansion": 1.5, "bias": False}
+    options = {"kernel": 3, "expansion": 1.5, "bias": True}
 
 
 def test_an_even_kernel_is_an_error() -> None:
