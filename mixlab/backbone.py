@@ -1,6 +1,7 @@
-"""The whole data flow, top to bottom: image, stem, stages of blocks, norm and pooling, head."""
+"""The whole data flow, top to bottom: image, stem, stages of blocks, co-scale step, norm and pooling, head."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
 
@@ -8,33 +9,33 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mixlab.choices import coerce
 from mixlab.config import MIN_SIDE, ModelConfig
-from mixlab.errors import ConfigError, ImageError, near_misses
+from mixlab.coscale import CoscaleBlock, CoscaleGroup, Output
+from mixlab.errors import ConfigError, ImageError, near_misses, require
 from mixlab.grid import Grid
-from mixlab.guards import check_cpu_precision
-from mixlab.heads import POOLS, classifier, head
+from mixlab.guards import autocast_dtype, check_precision
+from mixlab.heads import Readout, head
 from mixlab.init import initialise
 from mixlab.layers import SCALINGS, Branch, Mlp, Residual, activation, norm
-from mixlab.mixers import MIXERS, BlockParts, Mixer
+from mixlab.mixers import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.modules import Modules
+from mixlab.position import PositionTable
 from mixlab.stems import Stem, stem
 
 Visit = Callable[[str, Tensor, Grid], None]
 
 
 class Block(nn.Module):
-    """A position term on the residual stream, token mixing, channel mixing; the first and the last are optional."""
+    """A position step on the residual stream, token mixing, channel mixing; the first and the last are optional."""
 
-    def __init__(self, position: nn.Module | None, token: Residual, channel: Residual | None) -> None:
+    def __init__(
+        self, position: Callable[[Tensor, Grid], Tensor] | None, token: Residual, channel: Residual | None
+    ) -> None:
         super().__init__()
         self.position = position
         self.token = token
         self.channel = channel
-
-    @property
-    def mixer(self) -> Mixer:
-        """The (first) token mixer."""
-        return cast(Mixer, self.token.branches[0].mixer)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         if self.position is not None:
@@ -42,19 +43,36 @@ class Block(nn.Module):
         tokens = self.token(tokens, grid)
         return tokens if self.channel is None else self.channel(tokens, grid)
 
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The token mixer of each branch."""
+        return [cast(Mixer, branch.mixer) for branch in self.token.branches]
+
+    def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
+        """What the mixers show for the tokens in front of this block; several branches are numbered."""
+        if self.position is not None:
+            tokens = self.position(tokens, grid)
+        shown = [cast(Mixer, branch.mixer).explain(branch.norm(tokens), grid) for branch in self.token.branches]
+        if len(shown) == 1:
+            return shown[0]
+        return {f"{name}.{index}": value for index, one in enumerate(shown) for name, value in one.items()}
+
 
 class Stage(nn.Module):
-    """Blocks of one width on one grid. It owns its class tokens and whatever its blocks share."""
+    """Blocks of one width on one grid. It owns its class tokens, its position table and what its blocks share."""
+
+    undecayed = ("class_token",)
 
     def __init__(self, downsample: Stem | None, blocks: Iterable[Block], shared: nn.Module | None) -> None:
         super().__init__()
         self.downsample = downsample
         self.class_token: nn.Parameter | None = None
+        self.position: PositionTable | None = None
         self.shared = shared
         self.blocks: Modules[Block] = Modules(blocks)
         self.checkpointing = False
 
-    def forward(self, tokens: Tensor, grid: Grid, visit: Visit | None = None) -> tuple[Tensor, Grid]:
+    def forward(self, tokens: Tensor, grid: Grid, visit: Visit | None = None) -> Output:
         tokens, grid = self.enter(tokens, grid)
         for index, block in enumerate(self.blocks):
             if self.checkpointing and torch.is_grad_enabled():
@@ -65,7 +83,7 @@ class Stage(nn.Module):
                 visit(f".blocks.{index}", tokens, grid)
         return tokens, grid
 
-    def enter(self, tokens: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+    def enter(self, tokens: Tensor, grid: Grid) -> Output:
         """Coarser tokens behind this stage's own class tokens; those of the stage before end here."""
         if self.downsample is not None:
             tokens, grid = self.downsample(grid.to_map(tokens))
@@ -73,14 +91,16 @@ class Stage(nn.Module):
             prefix = self.class_token.to(tokens.dtype).expand(len(tokens), -1, -1)
             tokens = torch.cat([prefix, tokens], 1)
             grid = Grid(grid.height, grid.width, prefix.shape[1])
+        if self.position is not None:
+            tokens = self.position(tokens, grid)
         return tokens, grid
 
 
 class Backbone(nn.Module):
     """A vision backbone. Build one with `mixlab.create_model`.
 
-    `strides` and `channels` describe the maps of `pyramid`; `reference_grids` are the stages' grids at the
-    config's own image size.
+    `strides` and `channels` describe the maps of `pyramid`; `reference_grids` are the stages' grids at the config's
+    own image size.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -88,21 +108,29 @@ class Backbone(nn.Module):
         self.config = config
         self.class_names: tuple[str, ...] = ()
         self.channels = config.dims
-        self.stem = stem(config.stem, config.in_channels, config.dims[0])
-        grid, strides, grids = self.stem.grid_after(Grid(*config.image_size)), [self.stem.stride], []
-        rates = iter(config.drop_path.rates(sum(config.depths)))
+        self.stem = stem(config.inherit(config.stem), config.in_channels, config.dims[0])
+        steps = [
+            stem(choice, before, after)
+            for choice, before, after in zip(config.downsample, config.dims[:-1], config.dims[1:], strict=True)
+        ]
+        self.strides, self.reference_grids = scales(self.stem, steps, config)
         self.stages: Modules[Stage] = Modules()
-        for index, dim in enumerate(config.dims):
-            downsample = None
-            if index:
-                downsample = stem(config.downsample[index - 1], config.dims[index - 1], dim)
-                grid = downsample.grid_after(grid)
-                strides.append(strides[-1] * downsample.stride)
-            grids.append(Grid(grid.height, grid.width, config.class_tokens[index]))
-            self.stages.append(build_stage(config, index, grids[-1], downsample, rates))
-        self.strides, self.reference_grids = tuple(strides), tuple(grids)
-        self.norm = nn.LayerNorm(config.dims[-1], eps=config.final_norm_eps)
-        self.pool = POOLS.builder(config.pool)
+        rates = iter(config.drop_path.rates(sum(config.depths)))
+        parallel: list[Sequence[BlockParts]] = []
+        for index, downsample in enumerate([None, *steps]):
+            grid, depth = self.reference_grids[index], config.depths[index]
+            parts = build_parts(config, index, grid)
+            serial = replace(parts, blocks=parts.blocks[:depth])
+            self.stages.append(build_stage(config, index, grid, serial, downsample, rates))
+            parallel += [parts.blocks[depth:]] if len(parts.blocks) > depth else []
+        self.coscale = build_coscale(config, parallel)
+        self.readout = Readout(
+            config.pool,
+            config.dims[-1],
+            scales=config.coscale.scales if config.coscale else 1,
+            norm_first=config.final_norm == "before_pool",
+            eps=config.final_norm_eps,
+        )
         self.head = head(config.head, config.dims[-1], config.num_classes)
         initialise(self, config.init)
 
@@ -112,28 +140,25 @@ class Backbone(nn.Module):
 
     def embed(self, image: Tensor) -> Tensor:
         """Pooled, final-normed features (B, C): what the head sees."""
-        tokens, grid = self.features(image)
-        if self.config.final_norm == "before_pool":
-            return self.pool(self.norm(tokens), grid)
-        return self.norm(self.pool(tokens, grid))
+        return self.readout(self.features(image))
 
-    def features(self, image: Tensor, visit: Visit | None = None) -> tuple[Tensor, Grid]:
-        """The last stage's tokens; `visit(name, tokens, grid)` sees the output of every named place."""
-        check_image(image, self.config)
+    def features(self, image: Tensor, visit: Visit | None = None) -> list[Output]:
+        """The tokens and grid of every stage; `visit(name, tokens, grid)` sees the output of every named place."""
+        self.check_image(image)
         tokens, grid = self.stem(image)
         if visit is not None:
             visit("stem", tokens, grid)
+        outputs = []
         for index, stage in enumerate(self.stages):
-            inner = None if visit is None else inside(f"stages.{index}", visit)
-            tokens, grid = stage(tokens, grid, inner)
+            tokens, grid = stage(tokens, grid, None if visit is None else inside(f"stages.{index}", visit))
             if visit is not None:
                 visit(f"stages.{index}", tokens, grid)
-        return tokens, grid
+            outputs.append((tokens, grid))
+        return outputs if self.coscale is None else self.coscale(outputs, visit)
 
     def pyramid(self, image: Tensor) -> list[Tensor]:
         """One NCHW map per stage, at the strides and channels that the model states."""
-        names = [f"stages.{index}" for index in range(len(self.stages))]
-        return list(self.intermediates(image, names).values())
+        return [grid.to_map(tokens) for tokens, grid in self.features(image)]
 
     def intermediates(self, image: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
         """The NCHW maps behind named places (see `intermediate_names`), in the order asked for."""
@@ -156,16 +181,56 @@ class Backbone(nn.Module):
         """Recompute each block in the backward pass instead of keeping its activations."""
         for stage in self.stages:
             stage.checkpointing = on
+        if self.coscale is not None:
+            self.coscale.checkpointing = on
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Replace the last linear layer by a fresh one; 0 classes leave the features in front of it."""
-        config = replace(self.config, num_classes=num_classes)
-        like = next(self.head.parameters(), self.norm.weight)
-        self.head.classifier = classifier(self.head.width, num_classes).to(like.device, like.dtype)
-        initialise(self.head.classifier, config.init)
+        """Replace the last linear layer by a fresh one; with 0 classes there is no head and the model gives `embed`."""
+        config = replace(self.config, num_classes=coerce(num_classes, int, "number of classes"))
+        like = self.readout.norms[0].weight
+        if self.config.num_classes and num_classes:
+            self.head.classifier = nn.Linear(self.head.width, num_classes).to(like.device, like.dtype)
+            initialise(self.head.classifier, config.init, self.head)
+        else:
+            self.head = head(config.head, config.dims[-1], num_classes).to(like.device, like.dtype)
+            initialise(self.head, config.init)
         self.config, self.class_names = config, ()
 
+    def check_image(self, image: Tensor) -> None:
+        """Raise for anything that is not a batch of images this model takes."""
+        name, channels = self.config.name, self.config.in_channels
+        expected = f"{name!r} takes a float batch (B, {channels}, H, W) with sides of {MIN_SIDE} px or more"
+        if not isinstance(image, Tensor):
+            raise ImageError(f"{expected}; got a {type(image).__name__}. Convert it to a tensor first.")
+        if image.ndim != 4:
+            raise ImageError(f"{expected}; got shape {tuple(image.shape)}. For one image (C, H, W): image[None].")
+        if image.shape[1] != channels:
+            advice = f"Convert the images, or build the model: create_model({name!r}, in_channels={image.shape[1]})"
+            if image.shape[3] == channels:
+                advice = "Channels come second: image.permute(0, 3, 1, 2)"
+            raise ImageError(f"{expected}; got {image.shape[1]} channels. {advice}.")
+        if image.shape[2] < MIN_SIDE or image.shape[3] < MIN_SIDE:
+            raise ImageError(f"{expected}; got {image.shape[2]} x {image.shape[3]} px. Enlarge the images first.")
+        if not image.is_floating_point():
+            raise ImageError(f"{expected}; got {image.dtype}. Scale to [0, 1] and normalise first.")
+        dtype = self.readout.norms[0].weight.dtype
+        if image.dtype is not dtype and autocast_dtype(image) is None:
+            raise ImageError(f"{name!r} has weights in {dtype}; got images in {image.dtype}. Use image.to({dtype}).")
+        check_precision(image)
+
     # -- facts that other code relies on instead of guessing -------------------------------------
+
+    @property
+    def blocks(self) -> dict[str, Block | CoscaleBlock]:
+        """Every block by name, in the order of the data flow."""
+        named: dict[str, Block | CoscaleBlock] = {
+            f"stages.{index}.blocks.{position}": block
+            for index, stage in enumerate(self.stages)
+            for position, block in enumerate(stage.blocks)
+        }
+        if self.coscale is not None:
+            named |= {f"coscale.blocks.{index}": block for index, block in enumerate(self.coscale.blocks)}
+        return named
 
     @property
     def intermediate_names(self) -> tuple[str, ...]:
@@ -174,6 +239,9 @@ class Backbone(nn.Module):
         for index, stage in enumerate(self.stages):
             names += [f"stages.{index}.blocks.{block}" for block in range(len(stage.blocks))]
             names.append(f"stages.{index}")
+        if self.coscale is not None:
+            last = range(len(self.stages) - self.coscale.scales, len(self.stages))
+            names += [f"coscale.blocks.{block}.{scale}" for block in range(len(self.coscale.blocks)) for scale in last]
         return tuple(names)
 
     @property
@@ -182,77 +250,78 @@ class Backbone(nn.Module):
 
         What a stage has beside its blocks (downsampling, class tokens, shared parts) belongs to its first block.
         """
-        groups: dict[str, list[str]] = {}
-        for name, _ in self.named_parameters():
-            groups.setdefault(self.layer_of(name), []).append(name)
-        order = ["stem", *(name for name in self.intermediate_names if ".blocks." in name), "head"]
-        return tuple((name, tuple(groups.get(name, ()))) for name in order)
-
-    def layer_of(self, parameter: str) -> str:
-        """The layer in `layer_order` that a parameter belongs to."""
-        top, *rest = parameter.split(".")
-        if top != "stages":
-            return "stem" if top == "stem" else "head"
-        return f"stages.{rest[0]}.blocks.{rest[2] if rest[1] == 'blocks' else 0}"
+        owner = {id(p): name for name, block in self.blocks.items() for p in block.parameters()}
+        owner |= {id(p): "stem" for p in self.stem.parameters()}
+        for index, stage in enumerate(self.stages):
+            owner = {id(p): f"stages.{index}.blocks.0" for p in stage.parameters()} | owner
+        groups: dict[str, list[str]] = {name: [] for name in ("stem", *self.blocks, "head")}
+        for name, parameter in self.named_parameters():
+            groups[owner.get(id(parameter), "head")].append(name)
+        return tuple((name, tuple(parameters)) for name, parameters in groups.items())
 
     @property
     def no_decay(self) -> frozenset[str]:
-        """Parameters that weight decay must not touch: scales, biases, norms and class tokens."""
-        named = self.named_parameters()
-        return frozenset(name for name, p in named if p.ndim <= 1 or name.endswith("class_token"))
+        """Parameters that weight decay must not touch: vectors, and what a module declares as `undecayed`."""
+        spared = {
+            f"{path}.{name}" for path, module in self.named_modules() for name in getattr(module, "undecayed", ())
+        }
+        return frozenset(name for name, p in self.named_parameters() if p.ndim <= 1 or name in spared)
 
     @property
-    def class_activation(self) -> tuple[nn.Module, Callable[[tuple[Tensor, Grid]], Tensor]]:
-        """The module whose output a class-activation map weighs, and what turns that output into an NCHW map."""
-        return self.stages[-1], lambda output: output[1].to_map(output[0])
+    def class_activation(self) -> tuple[nn.Module, Callable[[Tensor, tuple[int, int]], Tensor]]:
+        """For class-activation maps: the module whose output they weigh, and what makes an NCHW map of that output.
+
+        The function takes the output and the image's height and width.
+        """
+
+        def to_map(tokens: Tensor, image_size: tuple[int, int]) -> Tensor:
+            grid = self.stem.grid_after(Grid(*image_size))
+            for stage in self.stages:
+                grid = grid if stage.downsample is None else stage.downsample.grid_after(grid)
+            return Grid(grid.height, grid.width, tokens.shape[1] - grid.image_tokens).to_map(tokens)
+
+        if self.coscale is None:
+            return self.stages[-1].blocks[-1], to_map
+        return self.coscale.blocks[-1].channel[-1], to_map
 
     @property
     def explanations(self) -> dict[str, tuple[str, ...]]:
-        """What the mixer of each block can show about itself; ask for it with `explain`."""
-        return {
-            f"stages.{index}.blocks.{position}": block.mixer.explains
-            for index, stage in enumerate(self.stages)
-            for position, block in enumerate(stage.blocks)
-            if block.mixer.explains
+        """What each block can show about itself; ask for it with `explain`."""
+        told = {
+            name: tuple(word for mixer in block.mixers for word in mixer.explains)
+            for name, block in self.blocks.items()
+            if isinstance(block, Block)
         }
+        return {name: words for name, words in told.items() if words}
 
     @torch.no_grad()
     def explain(self, image: Tensor, block: str) -> dict[str, Tensor]:
         """What the mixer of a block shows about itself on these images: attention, kernels, a matrix."""
         if block not in self.explanations:
             raise ConfigError(f"Nothing to explain at {block!r}. {near_misses(block, self.explanations)}")
-        seen: dict[str, Tensor] = {}
-        mixer = cast(Block, self.get_submodule(block)).mixer
+        target = self.blocks[block]
+        with evaluating(self):
+            self.check_image(image)
+            tokens, grid = self.stem(image)
+            for stage in self.stages:
+                tokens, grid = stage.enter(tokens, grid)
+                for candidate in stage.blocks:
+                    if candidate is target:
+                        return candidate.explain(tokens, grid)
+                    tokens = candidate(tokens, grid)
+        raise AssertionError("a named block is in a stage")
 
-        def look(module: nn.Module, inputs: tuple[Tensor, Grid]) -> None:
-            seen.update(mixer.explain(*inputs))
 
-        handle = mixer.register_forward_pre_hook(look)
-        try:
-            self.features(image)
-        finally:
-            handle.remove()
-        return seen
-
-
-def check_image(image: Tensor, config: ModelConfig) -> None:
-    """Raise for a tensor that is not a batch of images this model takes."""
-    expected = f"a float batch (B, {config.in_channels}, H, W) with sides of {MIN_SIDE} px or more"
-    if image.ndim != 4:
-        raise ImageError(f"{config.name!r} takes {expected}; got shape {tuple(image.shape)}. Add a batch dimension?")
-    if image.shape[1] != config.in_channels:
-        raise ImageError(
-            f"{config.name!r} takes {expected}; got {image.shape[1]} channels. Convert the images, or build the "
-            f"model for them: create_model({config.name!r}, in_channels={image.shape[1]})."
-        )
-    if image.shape[2] < MIN_SIDE or image.shape[3] < MIN_SIDE:
-        raise ImageError(
-            f"{config.name!r} takes {expected}; got {image.shape[2]} x {image.shape[3]} px. Enlarge the images first."
-        )
-    if not image.is_floating_point():
-        raise ImageError(f"{config.name!r} takes {expected}; got {image.dtype}. Scale to [0, 1] and normalise first.")
-    if image.device.type == "cpu":
-        check_cpu_precision(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else image.dtype)
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and back in its own afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def inside(place: str, visit: Visit) -> Visit:
@@ -260,32 +329,85 @@ def inside(place: str, visit: Visit) -> Visit:
     return lambda name, tokens, grid: visit(place + name, tokens, grid)
 
 
-def build_stage(config: ModelConfig, index: int, grid: Grid, downsample: Stem | None, rates: Iterator[float]) -> Stage:
+# -- building ------------------------------------------------------------------------------------
+
+
+def scales(first: Stem, steps: Iterable[Stem], config: ModelConfig) -> tuple[tuple[int, ...], tuple[Grid, ...]]:
+    """The stages' strides, and their grids at the config's own image size."""
+    grid, strides, grids = Grid(*config.image_size), [1], []
+    for step, class_tokens in zip([first, *steps], config.class_tokens, strict=True):
+        grid = step.grid_after(grid)
+        require(min(grid) >= 0 < grid.height * grid.width, f"a grid in every stage of {config.name!r}; got {grid}.")
+        strides.append(strides[-1] * step.stride)
+        grids.append(Grid(grid.height, grid.width, class_tokens))
+    return tuple(strides[1:]), tuple(grids)
+
+
+def build_parts(config: ModelConfig, index: int, grid: Grid) -> StageParts:
+    """A mixer's parts for the blocks of a stage, and behind them for the parallel blocks on its scale."""
+    choice, depth = config.mixer(index), config.depths[index]
+    if config.coscale is not None and index >= len(config.dims) - config.coscale.scales:
+        depth += config.coscale.blocks
+    parts = MIXERS.builder(choice)(choice.options, config.dims[index], depth, grid)
+    if len(parts.blocks) != depth:
+        raise ConfigError(f"Mixer {choice.name!r} made {len(parts.blocks)} blocks where {depth} were asked for.")
+    return parts
+
+
+def build_stage(
+    config: ModelConfig, index: int, grid: Grid, parts: StageParts, downsample: Stem | None, rates: Iterator[float]
+) -> Stage:
     """A stage from its mixer's parts; `rates` yields one drop rate per block."""
-    choice, dim, depth = config.mixer(index), config.dims[index], config.depths[index]
-    parts = MIXERS.builder(choice)(choice.options, dim, depth, grid)
     blocks = [build_block(config, index, block, next(rates)) for block in parts.blocks]
-    stage = Stage(downsample, blocks, parts.shared)
+    stage, dim = Stage(downsample, blocks, parts.shared), config.dims[index]
     if grid.prefix:
         stage.class_token = nn.Parameter(torch.empty(1, grid.prefix, dim))
         nn.init.trunc_normal_(stage.class_token, std=0.02)
+    if config.position_embedding and index == 0:
+        stage.position = PositionTable(grid, dim)
+    last = index == len(config.dims) - 1
+    if last and config.pool.name == "class_token" and not any(m.mixes_class_tokens for b in blocks for m in b.mixers):
+        raise ConfigError(
+            f"pool 'class_token' reads class tokens that never see the image: mixer {config.mixers[index].name!r} of "
+            f"the last stage is purely spatial. Use pool = 'mean', or a mixer such as attention there."
+        )
     return stage
 
 
 def build_block(config: ModelConfig, index: int, parts: BlockParts, rate: float) -> Block:
-    dim = config.dims[index]
-
-    def residual(mixers: Iterable[nn.Module]) -> Residual:
-        scale = config.branch_scale[index]
-        return Residual(
-            [Branch(norm(config.norm, dim, bias=config.bias), mixer) for mixer in mixers],
-            SCALINGS.builder(scale)(dim, **vars(scale.options)),
-            drop_rate=rate,
-            skip=config.drop_path.form == "skip",
-        )
-
     own_channel_mixing = all(mixer.mixes_channels for mixer in parts.branches)
     has_mlp = not own_channel_mixing if config.channel_mlp is None else config.channel_mlp
-    hidden = int(config.mlp_ratio[index] * dim)
-    mlp = Mlp(dim, hidden, activation(config.activation), bias=config.bias) if has_mlp else None
-    return Block(parts.position, residual(parts.branches), None if mlp is None else residual([mlp]))
+    channel = build_residual(config, index, [build_mlp(config, index)], rate) if has_mlp else None
+    return Block(parts.position, build_residual(config, index, parts.branches, rate), channel)
+
+
+def build_mlp(config: ModelConfig, index: int) -> Mlp:
+    dim = config.dims[index]
+    hidden = max(1, int(config.mlp_ratio[index] * dim))
+    return Mlp(dim, hidden, activation(config.activation), bias=config.bias)
+
+
+def build_residual(
+    config: ModelConfig, index: int, mixers: Iterable[Callable[[Tensor, Grid], Tensor]], rate: float
+) -> Residual:
+    dim, scale = config.dims[index], config.branch_scale[index]
+    branches = [Branch(norm(config.norm, dim, bias=config.bias), mixer) for mixer in mixers]
+    scaling = SCALINGS.builder(scale)(dim, **vars(scale.options))
+    return Residual(branches, scaling, drop_rate=rate, skip=config.drop_path.form == "skip")
+
+
+def build_coscale(config: ModelConfig, parallel: Sequence[Sequence[BlockParts]]) -> CoscaleGroup | None:
+    """Parallel blocks from the parts that the mixers of the coarser stages made for them."""
+    if config.coscale is None:
+        return None
+    first, rate = len(config.dims) - config.coscale.scales, config.drop_path.rate
+    blocks = []
+    for parts in zip(*parallel, strict=True):
+        if config.coscale.exchange == "direct" and not all(mixer.crosses for part in parts for mixer in part.branches):
+            raise ConfigError("coscale exchange 'direct' needs a mixer that can look across scales: convattention.")
+        mlp = build_mlp(config, first)
+        token = [build_residual(config, first + at, part.branches, rate) for at, part in enumerate(parts)]
+        channel = [build_residual(config, first + at, [Shared(mlp)], rate) for at in range(len(parts))]
+        positions = [part.position for part in parts]
+        blocks.append(CoscaleBlock(positions, token, channel, mlp, config.coscale.exchange))
+    return CoscaleGroup(blocks, config.coscale.scales)

@@ -19,14 +19,9 @@ class Choice:
     name: str
     options: Any
 
-    def plain(self) -> str | dict[str, Any]:
-        """The shortest entry that parses back to this choice."""
-        changed = {
-            field.name: plain(value)
-            for field in dataclasses.fields(self.options)
-            if (value := getattr(self.options, field.name)) != field.default
-        }
-        return {"name": self.name, **changed} if changed else self.name
+    def plain(self) -> dict[str, Any]:
+        """An entry that parses back to this choice, with every option: a file must not depend on later defaults."""
+        return {"name": self.name, **plain(self.options)}
 
 
 @dataclass(frozen=True)
@@ -80,6 +75,7 @@ def make(cls: type, given: Mapping[str, Any], what: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in given:
         if key not in fields:
+            key = str(key)
             hint = near_misses(key, fields) if fields else "It has no options."
             raise ConfigError(f"Unknown option {key!r} of {what}. {hint}")
     values = {key: coerce(value, hints[key], f"option {key!r} of {what}") for key, value in given.items()}
@@ -98,6 +94,8 @@ def coerce(value: Any, hint: Any, what: str) -> Any:
     if hint is Any or (origin is Literal and value in typing.get_args(hint)):
         return value
     if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
         for option in typing.get_args(hint):
             try:
                 return coerce(value, option, what)
@@ -138,11 +136,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Choice):
         return value.plain()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if getattr(value, field.name) != field.default
-        }
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple):
         return [plain(part) for part in value]
     return value

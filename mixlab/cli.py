@@ -33,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # such as a full disk behind the output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"mixlab: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -53,8 +57,8 @@ def build_parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace], None
 
 def models_parser() -> ArgumentParser:
     parser = ArgumentParser(
-        description="List the models: parameters and multiply-accumulates as counted here at each model's own image "
-        "size, ImageNet-1K top-1 as the paper reports it."
+        description="List the models: parameters (behind a plus: frozen ones) and multiply-accumulates as counted here "
+        "at each model's own image size, ImageNet-1K top-1 as the paper reports it."
     )
     parser.add_argument("pattern", nargs="?", default="*", help="a name or shell pattern, such as 'convformer*'")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
@@ -82,7 +86,7 @@ def models(arguments: Namespace) -> None:
             one.family,
             mixers_in_short(one.mixers),
             f"{one.image_size[0]}",
-            millions(one.params) + (f" + {millions(one.frozen)}" if one.frozen else ""),
+            with_frozen(one.params, one.frozen, 1),
             billions(one.macs),
             "" if one.paper_top1 is None else f"{one.paper_top1:.1f}",
         )
@@ -104,7 +108,9 @@ def info_parser() -> ArgumentParser:
     parser = ArgumentParser(description="Show a model stage by stage: shapes, parameters and multiply-accumulates.")
     parser.add_argument("name", help="a model name from `mixlab models`")
     parser.add_argument("--image-size", default=None, help="a side such as 384, or HEIGHTxWIDTH; default: the model's")
-    parser.add_argument("--mixers", nargs="+", default=None, help="other mixers, one name per stage or one for all")
+    parser.add_argument(
+        "--mixers", default=None, help="other mixers: a name for all stages, or pool,sepconv,... per stage"
+    )
     parser.add_argument("--num-classes", type=int, default=None, help="default: the model's, mostly 1000")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     return parser
@@ -117,7 +123,8 @@ def info(arguments: Namespace) -> None:
 
     changes: dict[str, Any] = {}
     if arguments.mixers:
-        changes["mixers"] = arguments.mixers if len(arguments.mixers) > 1 else arguments.mixers[0]
+        names = arguments.mixers.split(",")
+        changes["mixers"] = names if len(names) > 1 else names[0]
     if arguments.num_classes is not None:
         changes["num_classes"] = arguments.num_classes
     if arguments.image_size is not None:
@@ -127,23 +134,24 @@ def info(arguments: Namespace) -> None:
     parts = describe_parts(config, (height, width))
     if arguments.json:
         reported = [asdict(row) for row in config.reported]
-        about = {"name": config.name, "family": config.family, "image_size": [height, width], "reported": reported}
+        about = {"name": config.name, "family": config.family, "paper": config.paper, "image_size": [height, width]}
+        about |= {"mixers": [choice.plain() for choice in config.mixers], "reported": reported}
         print(json.dumps({**about, "parts": [asdict(part) for part in parts]}, indent=1))
         return
-    total, cost = sum(part.params for part in parts), sum(part.macs for part in parts)
     rows = [
         (
             part.part,
             part.content,
             " x ".join(str(side) for side in part.output),
             "" if part.stride is None else str(part.stride),
-            millions(part.params, 3),
+            with_frozen(part.params, part.frozen, 3),
             billions(part.macs, 3),
         )
         for part in parts
     ]
-    rows.append(("total", "", "", "", millions(total, 3), billions(cost, 3)))
-    print(f"{config.name} ({config.family}) at {height} x {width} px")
+    total = with_frozen(sum(part.params for part in parts), sum(part.frozen for part in parts), 3)
+    rows.append(("total", "", "", "", total, billions(sum(part.macs for part in parts), 3)))
+    print(f"{config.name} ({config.paper}) at {height} x {width} px")
     show(("part", "content", "output", "stride", "params M", "MACs G"), rows, right=(3, 4, 5))
     for row in config.reported:
         told = [f"{row.params:g}M params" if row.params else "", f"{row.macs:g}G MACs" if row.macs else ""]
@@ -166,6 +174,11 @@ def millions(count: int, digits: int = 1) -> str:
     return f"{count / 1e6:.{digits}f}"
 
 
+def with_frozen(params: int, frozen: int, digits: int) -> str:
+    """Trainable parameters, and behind a plus those that are never trained."""
+    return millions(params, digits) + (f" + {millions(frozen, digits)}" if frozen else "")
+
+
 def billions(count: int, digits: int = 2) -> str:
     return f"{count / 1e9:.{digits}f}"
 
@@ -183,7 +196,8 @@ def show(header: Row, rows: Iterable[Row], *, right: Iterable[int]) -> None:
         table.add_column(title, justify="right" if index in set(right) else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    Console(width=None if to_person else 1000, soft_wrap=not to_person).print(table)
+    # a narrow terminal wraps long lines: names and numbers are never cut
+    Console(width=200 if to_person else 1000, soft_wrap=True).print(table)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 from mixlab.choices import Choice, make, plain
-from mixlab.errors import ConfigError
+from mixlab.coscale import Coscale
+from mixlab.errors import ConfigError, require
 from mixlab.heads import HEADS, POOLS, HeadChoice, PoolChoice
 from mixlab.layers import ACTIVATIONS, NORMS, ActivationChoice, NormChoice, ScalingChoice, StochasticDepth
 from mixlab.mixers import MixerChoice
@@ -38,6 +39,11 @@ class Preprocessing:
     interpolation: Literal["bicubic", "bilinear", "nearest"] = "bicubic"
     crop: float = 1.0  # the share of the resized image's side that the centre crop keeps
 
+    def __post_init__(self) -> None:
+        require(
+            all(std > 0 for std in self.std) and 0 < self.crop <= 1, f"a std above 0, a crop in (0, 1]; got {self}."
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -45,6 +51,7 @@ class ModelConfig:
 
     name: str
     family: str
+    paper: str = ""
     dims: tuple[int, ...]
     depths: tuple[int, ...]
     mixers: tuple[MixerChoice, ...]
@@ -58,6 +65,8 @@ class ModelConfig:
     stem: StemChoice = STEMS.parse("overlapping")
     norm: NormChoice = NORMS.parse("layer")
     activation: ActivationChoice = ACTIVATIONS.parse("gelu")
+    position_embedding: bool = False  # a learned table on the first stage's tokens
+    coscale: Coscale | None = None  # parallel blocks behind the last stage
     channel_mlp: bool | None = None  # None: a block has an MLP unless its mixer mixes channels itself
     bias: bool = True  # of norms, linear layers and convolutions inside the blocks
     drop_path: StochasticDepth = StochasticDepth()
@@ -80,8 +89,8 @@ class ModelConfig:
             row[field] = spread(row.get(field, default), stages)
         row["mixers"] = spread(row.get("mixers"), stages)
         row["downsample"] = spread(row.get("downsample", "overlapping"), stages - 1)
-        if isinstance(row.get("image_size"), int):
-            row["image_size"] = (row["image_size"],) * 2
+        if "image_size" in row:
+            row["image_size"] = parse_image_size(row["image_size"])
         if isinstance(row.get("drop_path"), (int, float)):
             row["drop_path"] = {"rate": row["drop_path"]}
         if "preprocessing" not in row and row.get("in_channels", 3) != 3:
@@ -92,6 +101,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         self.check_stages()
         self.check_images()
+        if self.coscale is not None:
+            self.check_coscale(self.coscale.scales)
         if self.num_classes < 0:
             raise ConfigError(f"num_classes must be 0 (features only) or more; got {self.num_classes}.")
         if not 0 <= self.drop_path.rate < 1:
@@ -111,18 +122,24 @@ class ModelConfig:
                     f"{field} of {self.name!r} needs {wanted} entries, one per {where} (dims has {stages}); "
                     f"got {count}."
                 )
-        if min(self.depths) < 1 or min(self.mlp_ratio) <= 0 or min(self.class_tokens) < 0:
+        if min(self.depths) < 1 or not all(0 < ratio < 1000 for ratio in self.mlp_ratio) or min(self.class_tokens) < 0:
             raise ConfigError(
                 f"Each stage needs a depth of 1 or more, an mlp_ratio above 0 and class_tokens of 0 or more; got "
                 f"depths {list(self.depths)}, mlp_ratio {list(self.mlp_ratio)}, "
                 f"class_tokens {list(self.class_tokens)}."
             )
 
-    def check_images(self) -> None:
-        if len(self.image_size) != 2 or min(self.image_size) < MIN_SIDE:
-            raise ConfigError(
-                f"image_size must be a side or (height, width) of {MIN_SIDE} or more; got {self.image_size}."
+    def check_coscale(self, scales: int) -> None:
+        for field in ("dims", "class_tokens", "branch_scale"):
+            values = getattr(self, field)[-scales:]
+            require(
+                len(values) == scales and all(value == values[0] for value in values),
+                f"the same {field} in the last {scales} stages for coscale; got {list(getattr(self, field))}.",
             )
+
+    def check_images(self) -> None:
+        if min(self.image_size) < MIN_SIDE:
+            raise ConfigError(f"image_size must be {MIN_SIDE} px or more on each side; got {self.image_size}.")
         if self.in_channels < 1:
             raise ConfigError(f"in_channels must be 1 or more; got {self.in_channels}.")
         if not len(self.preprocessing.mean) == len(self.preprocessing.std) == self.in_channels:
@@ -137,7 +154,10 @@ class ModelConfig:
 
     def mixer(self, stage: int) -> Choice:
         """The mixer of a stage with the model's own activation and bias filled in."""
-        choice = self.mixers[stage]
+        return self.inherit(self.mixers[stage])
+
+    def inherit(self, choice: Choice) -> Choice:
+        """A choice whose options take the model's own values where they say nothing."""
         names = [field.name for field in fields(choice.options) if field.name in INHERITED]
         inherited = {name: getattr(self, name) for name in names if getattr(choice.options, name) is None}
         return replace(choice, options=replace(choice.options, **inherited))
@@ -152,9 +172,17 @@ def override(row: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     """A row with changes on top. A mapping without a name changes options of what is there."""
     merged = dict(row)
     for key, value in changes.items():
-        current = merged.get(key)
-        if isinstance(value, Mapping) and "name" not in value and isinstance(current, (str, Mapping)):
-            current = {"name": current} if isinstance(current, str) else current
-            value = {**current, **value}
+        if isinstance(value, Mapping) and "name" not in value:
+            current = ModelConfig.parse(row).plain().get(key)
+            value = {**current, **value} if isinstance(current, Mapping) else value
         merged[key] = value
     return merged
+
+
+def parse_image_size(value: Any) -> tuple[int, int]:
+    """A side or (height, width) as (height, width)."""
+    sides = (value, value) if isinstance(value, int) else value
+    whole = isinstance(sides, (list, tuple)) and all(type(side) is int and side >= 1 for side in sides)
+    if not whole or len(sides) != 2:
+        raise ConfigError(f"An image size is a side or (height, width) in whole pixels; got {value!r}.")
+    return sides[0], sides[1]

@@ -32,6 +32,12 @@ class CompileError(MixlabError, RuntimeError):
     """torch.compile cannot work here."""
 
 
+def require(condition: bool, wanted: str) -> None:
+    """Raise a ConfigError that says what is needed, unless it holds."""
+    if not condition:
+        raise ConfigError(f"Needed: {wanted}")
+
+
 def near_misses(given: str, known: Iterable[str]) -> str:
     """The tail of an unknown-name error: close matches if there are any, else all names."""
     names = sorted(known)

@@ -8,7 +8,6 @@ import functools
 import importlib.util
 import os
 import pathlib
-import resource
 import sys
 import time
 import warnings
@@ -55,26 +54,39 @@ def _torchvision_operators_load() -> bool:
     return bool(binaries)
 
 
-@functools.cache
 def check_bf16() -> None:
-    """Before the first bf16 arithmetic on a CPU: make it safe, or raise. Costs milliseconds, once.
+    """Before the first bf16 arithmetic on a CPU: make it safe, or raise. Costs milliseconds, once."""
+    problem = _bf16_problem()
+    if problem:
+        raise PrecisionError(problem)
 
-    A forked child tries a product in this process's own state. If it dies, oneDNN is told to stay below AMX,
-    which it obeys only if it has not been used yet; a second child tells whether it did.
+
+@functools.cache
+def _bf16_problem() -> str:
+    """Why bf16 cannot be used in this process; empty where it can.
+
+    A forked child tries a product in this process's own state. If it dies, oneDNN is told to stay below AMX, which it
+    obeys only if it has not been used yet; a second child tells whether it did.
     """
     if not _advertises_amx() or _survives_bf16():
-        return
+        return ""
+    before = os.environ.get(ISA_VARIABLE)
     os.environ[ISA_VARIABLE] = SAFE_ISA
     if _survives_bf16():
         warnings.warn(
             f"bf16 arithmetic traps on this CPU with the instructions it advertises; {ISA_VARIABLE}={SAFE_ISA} "
             f"was set for this process. Set it in the environment to silence this warning.",
-            stacklevel=3,
+            stacklevel=4,
         )
-        return
-    raise PrecisionError(
-        f"bf16 arithmetic ends the process on this CPU (it advertises AMX but traps), and it is too late to avoid "
-        f"that here. Start Python with {ISA_VARIABLE}={SAFE_ISA} in the environment, or use float32."
+        return ""
+    if before is None:
+        del os.environ[ISA_VARIABLE]
+    else:
+        os.environ[ISA_VARIABLE] = before
+    return (
+        f"bf16 arithmetic ends the process on this CPU (it advertises AMX but traps), and it is too late to avoid that "
+        f"here: other arithmetic ran first. Start Python with {ISA_VARIABLE}={SAFE_ISA} in the environment, call "
+        f"mixlab.guards.check_bf16() before anything else, or use float32."
     )
 
 
@@ -91,6 +103,8 @@ def _survives_bf16() -> bool:
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: the child uses none
         child = os.fork()
     if child == 0:
+        import resource  # not on every system; there is no fork there either
+
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         torch.set_num_threads(1)
         square = torch.ones(64, 64, dtype=torch.bfloat16)
@@ -108,8 +122,20 @@ def _survives_bf16() -> bool:
 
 
 @torch.compiler.assume_constant_result
-def check_cpu_precision(dtype: torch.dtype) -> bool:
+def check_cpu_dtype(dtype: torch.dtype) -> bool:
     """Raise if a CPU cannot compute in this dtype. True otherwise: a compiler keeps the answer as a constant."""
     if dtype is torch.bfloat16:
         check_bf16()
     return True
+
+
+def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
+    """What autocast would compute in on this tensor's device; None where it is off."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if device != "meta" and torch.is_autocast_enabled(device) else None
+
+
+def check_precision(tensor: torch.Tensor) -> None:
+    """Raise if arithmetic on this tensor, in the dtype that autocast may choose, would end the process."""
+    if tensor.device.type == "cpu":
+        check_cpu_dtype(autocast_dtype(tensor) or tensor.dtype)

@@ -5,25 +5,57 @@ from collections.abc import Callable
 from torch import nn
 
 from mixlab.errors import ConfigError, near_misses
+from mixlab.heads import Head
+from mixlab.layers import Mlp
+
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d
+TRUNCATED_STD = 0.8796  # of a standard normal that is cut at two standard deviations
 
 
-def truncated_normal(module: nn.Module) -> None:
-    """Linear layers and convolutions truncated normal with std 0.02, biases 0 (MetaFormer, HyenaPixel)."""
-    if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+def truncated_normal(layer: Layer, parent: nn.Module | None) -> None:
+    """Std 0.02, biases 0 (MetaFormer, HyenaPixel)."""
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    zero_bias(layer)
 
 
-SCHEMES: dict[str, Callable[[nn.Module], None]] = {"truncated_normal": truncated_normal}
+def truncated_normal_linear(layer: Layer, parent: nn.Module | None) -> None:
+    """Linear layers as above; convolutions as PyTorch draws them (CoaT)."""
+    if isinstance(layer, nn.Linear):
+        truncated_normal(layer, parent)
 
 
-def initialise(module: nn.Module, scheme: str) -> None:
-    """Apply a scheme to a module and all below it."""
+def xavier_lecun(layer: Layer, parent: nn.Module | None) -> None:
+    """Linear layers Xavier uniform, convolutions LeCun normal, MLP biases tiny, the classifier zero (Sequencer)."""
+    zero_bias(layer)
+    if isinstance(parent, Head) and layer is parent.classifier:
+        nn.init.zeros_(layer.weight)
+    elif isinstance(layer, nn.Linear):
+        nn.init.xavier_uniform_(layer.weight)
+    else:
+        nn.init.trunc_normal_(layer.weight, std=layer.weight[0].numel() ** -0.5 / TRUNCATED_STD)
+    if isinstance(parent, Mlp) and layer.bias is not None:
+        nn.init.normal_(layer.bias, std=1e-6)
+
+
+def zero_bias(layer: Layer) -> None:
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+SCHEMES: dict[str, Callable[[Layer, nn.Module | None], None]] = {
+    "truncated_normal": truncated_normal,
+    "truncated_normal_linear": truncated_normal_linear,
+    "xavier_lecun": xavier_lecun,
+}
+
+
+def initialise(module: nn.Module, scheme: str, parent: nn.Module | None = None) -> None:
+    """Apply a scheme to the linear layers and convolutions of a module."""
     if scheme not in SCHEMES:
         raise ConfigError(f"Unknown init {scheme!r}. {near_misses(scheme, SCHEMES)}")
     if getattr(module, "initialises_itself", False):
         return
-    SCHEMES[scheme](module)
+    if isinstance(module, Layer):
+        SCHEMES[scheme](module, parent)
     for child in module.children():
-        initialise(child, scheme)
+        initialise(child, scheme, module)

@@ -29,9 +29,19 @@ ScalingChoice = Annotated[Choice, SCALINGS]
 class Activation(nn.Module):
     """An elementwise function that also knows the cheapest way into the linear layer behind it."""
 
-    def into(self, x: Tensor, linear: nn.Linear) -> Tensor:
-        """linear(self(x)), for a caller that owns x: it may be overwritten when no gradient is recorded."""
+    def into(self, x: Tensor, linear: nn.Linear, *, own: bool) -> Tensor:
+        """linear(self(x)). `own` allows x to be overwritten, which happens when no gradient is recorded."""
+        if is_plain(self) and is_plain(linear) and type(linear) is nn.Linear:
+            return self.fused_into(x, linear, overwrite=own and not torch.is_grad_enabled())
         return linear(self(x))
+
+    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
+        return linear(self(x))
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether nobody listens to or changes a module's call: hooks, pruning and the like attach there."""
+    return not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 @ACTIVATIONS.register("relu")
@@ -39,20 +49,26 @@ class ReLU(Activation):
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x)
 
+    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
+        return linear(x.relu_() if overwrite else F.relu(x))
+
 
 @ACTIVATIONS.register("gelu")
 class GELU(Activation):
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(x)
 
+    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
+        return linear(torch.ops.aten.gelu_(x) if overwrite else F.gelu(x))
+
 
 @ACTIVATIONS.register("squared_relu")
 class SquaredReLU(Activation):
     def forward(self, x: Tensor) -> Tensor:
-        return squared_relu(x)
+        return squared_relu(x).to(x.dtype)
 
-    def into(self, x: Tensor, linear: nn.Linear) -> Tensor:
-        return linear(squared_relu(x, overwrite=not torch.is_grad_enabled()))
+    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
+        return linear(squared_relu(x, overwrite=overwrite).to(x.dtype))
 
 
 @dataclass(frozen=True)
@@ -77,8 +93,7 @@ class StarReLU(Activation):
     def forward(self, x: Tensor) -> Tensor:
         return star_relu(x, self.scale, self.bias)
 
-    def into(self, x: Tensor, linear: nn.Linear) -> Tensor:
-        overwrite = not torch.is_grad_enabled()
+    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
         return star_relu_linear(x, self.scale, self.bias, linear.weight, linear.bias, overwrite=overwrite)
 
 
@@ -131,7 +146,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        return self.act.into(self.fc1(tokens), self.fc2)
+        return self.act.into(self.fc1(tokens), self.fc2, own=is_plain(self.fc1))
 
 
 # -- the residual sum ----------------------------------------------------------------------------
@@ -181,8 +196,9 @@ SCALINGS.register("branch_scale", BranchScaleOptions)(Scaling)
 class StochasticDepth:
     """`ramp` rises linearly from 0 at the first block to `rate` at the last; `constant` is one rate.
 
-    Form `mask` computes every sample and zeroes the dropped ones; `skip` computes only the kept ones,
-    of which it keeps the same number in every batch (at least one).
+    Form `mask` computes every sample and zeroes the dropped ones. `skip` computes only the kept ones: their share of
+    the batch is the rate's, rounded up or down at random, and at least one, so that every parameter gets a gradient.
+    Compiled code masks in both forms, because there a shape must not change from step to step.
     """
 
     rate: float = 0.0
@@ -198,7 +214,7 @@ class StochasticDepth:
 class Branch(nn.Module):
     """A norm and the mixer behind it."""
 
-    def __init__(self, norm: nn.Module, mixer: nn.Module) -> None:
+    def __init__(self, norm: nn.Module, mixer: Callable[[Tensor, Grid], Tensor]) -> None:
         super().__init__()
         self.norm = norm
         self.mixer = mixer
@@ -217,17 +233,23 @@ class Residual(nn.Module):
         self.branches: Modules[Branch] = Modules(branches)
         self.scaling = scaling
         self.drops = drop_rate > 0
+        self.drop_rate = drop_rate
         self.skips_dropped = skip
-        # A tensor, not a float: blocks that differ only in their rate then share one compiled graph.
+        # A tensor beside the float: blocks that differ only in their rate then share one compiled graph.
         self.register_buffer("keep", torch.tensor(1 - drop_rate), persistent=False)
+        self.register_load_state_dict_post_hook(refill_keep)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        if not (self.training and self.drops):
-            return self.scaling(tokens, self.update(tokens, grid))
-        if self.skips_dropped:
+        if self.training and self.drops and self.skips_dropped and not torch.compiler.is_compiling():
             return self.forward_kept(tokens, grid)
-        mask = (torch.rand(len(tokens), 1, 1, device=tokens.device) < self.keep) / self.keep
-        return self.scaling(tokens, self.update(tokens, grid) * mask.to(tokens.dtype))
+        return self.merge(tokens, self.update(tokens, grid))
+
+    def merge(self, tokens: Tensor, update: Tensor) -> Tensor:
+        """The residual sum, with the updates of dropped samples masked."""
+        if self.training and self.drops:
+            mask = (torch.rand(len(tokens), 1, 1, device=tokens.device) < self.keep) / self.keep
+            update = update * mask.to(update.dtype)
+        return self.scaling(tokens, update)
 
     def update(self, tokens: Tensor, grid: Grid) -> Tensor:
         first, *others = self.branches
@@ -239,7 +261,15 @@ class Residual(nn.Module):
     def forward_kept(self, tokens: Tensor, grid: Grid) -> Tensor:
         """Stochastic depth that does not compute what it drops (Vision-LSTM, B.2)."""
         batch = len(tokens)
-        kept = max(1, round(batch * self.keep.item()))
+        share = batch * (1 - self.drop_rate)
+        kept = max(1, int(share) + (torch.rand(()).item() < share % 1))
         chosen = torch.randperm(batch, device=tokens.device)[:kept]
         update = self.update(tokens[chosen], grid) * (batch / kept)
         return self.scaling(tokens, torch.zeros_like(tokens).index_add(0, chosen, update.to(tokens.dtype)))
+
+
+def refill_keep(module: nn.Module, keys: object) -> None:
+    """A model that was built without memory gets its drop rates with its weights."""
+    assert isinstance(module, Residual)
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    module.keep = torch.tensor(1 - module.drop_rate, device=device)

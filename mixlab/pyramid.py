@@ -3,8 +3,7 @@
 from torch import Tensor, nn
 
 from mixlab.backbone import Backbone
-from mixlab.grid import Grid
-from mixlab.ops.resample import resample_map
+from mixlab.ops.resample import rescale_map
 
 STRIDES = (4, 8, 16, 32)
 
@@ -31,5 +30,6 @@ class PyramidAdapter(nn.Module):
             if self.backbone.strides[source] == stride:
                 adapted.append(maps[source])
             else:
-                adapted.append(resample_map(maps[source], Grid(-(-height // stride), -(-width // stride))))
+                native = self.backbone.strides[source]
+                adapted.append(rescale_map(maps[source], native / stride, -(-height // stride), -(-width // stride)))
         return adapted

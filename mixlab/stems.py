@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.choices import Choice, Registry
-from mixlab.errors import ConfigError
+from mixlab.errors import ConfigError, require
 from mixlab.grid import Grid
-from mixlab.layers import ACTIVATIONS, Activation, ActivationChoice, activation
+from mixlab.layers import Activation, ActivationChoice, activation
 from mixlab.modules import Modules
 
 Position = Literal["before", "after", "none"]
@@ -23,14 +23,14 @@ class Downsample(nn.Module):
     A map (B, C, H, W) goes in, tokens and their grid come out.
     """
 
-    def __init__(self, conv: nn.Conv2d, *, norm: Position, eps: float, norm_bias: bool) -> None:
+    def __init__(self, conv: nn.Conv2d, *, norm: Position, eps: float, norm_bias: bool, patchify: bool = False) -> None:
         super().__init__()
         width = {"before": conv.in_channels, "after": conv.out_channels, "none": 0}[norm]
         self.norm = nn.LayerNorm(width, eps=eps, bias=norm_bias) if width else None
         self.norm_first = norm == "before"
         self.conv = conv
         self.stride = conv.stride[0]
-        self.patchify = conv.kernel_size == conv.stride
+        self.patchify = patchify
 
     def forward(self, image_map: Tensor) -> tuple[Tensor, Grid]:
         if self.norm is not None and self.norm_first:
@@ -99,6 +99,10 @@ class OverlappingOptions:
     eps: float = 1e-6
     norm_bias: bool = False
 
+    def __post_init__(self) -> None:
+        sizes = self.kernel >= 1 and self.stride >= 1 and 0 <= self.padding < self.kernel
+        require(sizes, f"a kernel and stride of 1 or more and a padding below the kernel; got {self}.")
+
 
 @STEMS.register("overlapping", OverlappingOptions)
 def overlapping(in_dim: int, dim: int, options: OverlappingOptions) -> Downsample:
@@ -115,24 +119,28 @@ class PatchifyOptions:
     eps: float = 1e-6
     norm_bias: bool = True
 
+    def __post_init__(self) -> None:
+        require(self.patch >= 1, f"a patch of 1 or more; got {self}.")
+
 
 @STEMS.register("patchify", PatchifyOptions)
 def patchify(in_dim: int, dim: int, options: PatchifyOptions) -> Downsample:
     conv = nn.Conv2d(in_dim, dim, options.patch, options.patch)
-    return Downsample(conv, norm=options.norm, eps=options.eps, norm_bias=options.norm_bias)
+    return Downsample(conv, norm=options.norm, eps=options.eps, norm_bias=options.norm_bias, patchify=True)
 
 
 @dataclass(frozen=True)
 class ConvolutionalOptions:
-    """Convolutions of stride 2: `kernels` of all, `widths` of all but the last."""
+    """Convolutions of stride 2: `kernels` of all, `widths` of all but the last. `activation`: the model's own."""
 
     widths: tuple[int, ...] = (48, 96, 192)
     kernels: tuple[int, ...] = (7, 3, 3, 3)
     eps: float = 1e-6
     norm_bias: bool = False
-    activation: ActivationChoice = ACTIVATIONS.parse("star_relu")
+    activation: ActivationChoice | None = None
 
     def __post_init__(self) -> None:
+        require(min((*self.widths, *self.kernels)) >= 1, f"widths and kernels of 1 or more; got {self}.")
         if len(self.kernels) != len(self.widths) + 1:
             raise ConfigError(
                 f"A convolutional stem has one kernel more than widths (the last width is the stage's); "
@@ -152,6 +160,7 @@ def convolutional(in_dim: int, dim: int, options: ConvolutionalOptions) -> Convo
         )
         for before, after, kernel in zip(widths, widths[1:], options.kernels, strict=False)
     ]
+    assert options.activation is not None, "the model's own is filled in by now"
     return ConvolutionalStem(layers, [activation(options.activation) for _ in layers[1:]])
 
 

@@ -8,6 +8,7 @@ import pickle
 import re
 import tempfile
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -18,18 +19,19 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixlab.backbone import Backbone
 from mixlab.config import ModelConfig
-from mixlab.errors import WeightsError
+from mixlab.errors import ConfigError, WeightsError
 from mixlab.grid import Grid
 
 METADATA_KEY = "mixlab"
 CLASSIFIER = "head.classifier."
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # around the tensors in training checkpoints
-PREFIXES = ("module.", "_orig_mod.")  # DistributedDataParallel, torch.compile
 LISTED = 10  # how many keys of a kind an error names
+# fields of a config that say nothing about what the weights compute
+FREE_FIELDS = ("name", "family", "paper", "image_size", "num_classes", "drop_path", "init", "preprocessing", "reported")
 
 
 @dataclass(frozen=True)
@@ -37,37 +39,49 @@ class Checkpoint:
     """Tensors by key, and what a file of ours says about them."""
 
     origin: str
-    tensors: Mapping[str, Tensor]
-    config: Mapping[str, Any] | None = None
+    tensors: Mapping[str, Any]
+    config: ModelConfig | None = None
     class_names: tuple[str, ...] = ()
 
 
 # -- out -----------------------------------------------------------------------------------------
 
 
-def save_weights(model: Backbone, path: str | PathLike[str]) -> None:
+def save_weights(model: nn.Module, path: str | PathLike[str]) -> None:
     """Write the tensors with config, class names and preprocessing; `create_model(weights=path)` rebuilds the model.
 
-    The file appears under its name only when it is complete.
+    The file is safetensors, whatever its name, and appears under that name only when it is complete.
     """
-    target = Path(path)
+    backbone, target = unwrap_model(model), Path(path)
     if not target.parent.is_dir():
         raise WeightsError(f"Cannot write {target}: the folder {target.parent} does not exist. Create it first.")
     if target.is_dir():
         raise WeightsError(f"Cannot write {target}: it is a folder. Give a file name ending in .safetensors.")
-    about = {"config": model.config.plain(), "class_names": list(model.class_names)}
-    metadata = {"format": "pt", METADATA_KEY: json.dumps(about)}
-    tensors = {key: value.detach().contiguous() for key, value in model.state_dict().items()}
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
+    tensors = {key: value.detach().contiguous() for key, value in backbone.state_dict().items()}
+    if any(value.is_meta for value in tensors.values()):
+        raise WeightsError("The model has no values to save: it is on the meta device.")
+    about = {"config": backbone.config.plain(), "class_names": check_class_names(backbone)}
+    temporary = None
     try:
-        safetensors.torch.save_file(tensors, temporary, metadata)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        os.close(handle)
+        safetensors.torch.save_file(tensors, temporary, {"format": "pt", METADATA_KEY: json.dumps(about)})
         os.chmod(temporary, 0o666 & ~current_umask())
         os.replace(temporary, target)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise WeightsError(f"Cannot write {target}: {error}.") from error
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        raise WeightsError(f"Cannot write {target}: {first_line(error)}") from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def check_class_names(model: Backbone) -> list[str]:
+    names = model.class_names
+    classes = model.config.num_classes
+    right = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    if not right or len(names) not in (0, classes):
+        raise WeightsError(f"class_names must be {classes} strings, one per class, or empty; got {names!r}.")
+    return list(names)
 
 
 def current_umask() -> int:
@@ -76,55 +90,78 @@ def current_umask() -> int:
     return umask
 
 
+def unwrap_model(model: nn.Module) -> Backbone:
+    """The backbone itself, without the wrapping of DistributedDataParallel and torch.compile."""
+    inner = model
+    while not isinstance(inner, Backbone):
+        wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+        if not isinstance(wrapped, nn.Module):
+            raise WeightsError(f"Expected a Mixlab model; got a {type(model).__name__}.")
+        inner = wrapped
+    return inner
+
+
 # -- in ------------------------------------------------------------------------------------------
 
 
 def load_weights(
-    model: Backbone, source: str | PathLike[str] | Mapping[str, Tensor], *, replace_classifier: bool = False
+    model: nn.Module, source: str | PathLike[str] | Mapping[str, Tensor], *, replace_classifier: bool = False
 ) -> None:
     """Fill a model from a file (.safetensors, .pth) or a mapping, in our own, the authors' or timm's layout.
 
     Strict: every parameter must be there and fit, or nothing is changed. What depends on the image size is
     resized. `replace_classifier` leaves out a classifier of another size; the model keeps its own.
     """
-    checkpoint = Checkpoint("the mapping", source) if isinstance(source, Mapping) else read(source)
-    own = model.state_dict()
-    tensors = best_layout(unwrap(checkpoint), own)
-    tensors = fit(model, tensors, checkpoint.config)
+    backbone = unwrap_model(model)
+    checkpoint = Checkpoint("The mapping", source) if isinstance(source, Mapping) else read(source)
+    own = backbone.state_dict()
+    tensors = best_layout(checkpoint.origin, unwrap(checkpoint), own)
+    tensors = fit(backbone, tensors, checkpoint.config)
     if replace_classifier:
         tensors = keep_own_classifier(tensors, own)
     problems = differences(tensors, own)
     if problems:
-        raise WeightsError(f"{checkpoint.origin} does not fit {model.config.name!r}: {problems}")
-    model.load_state_dict(tensors)
-    adopt(model, checkpoint, own_classifier=any(tensors[key] is own[key] for key in own if key.startswith(CLASSIFIER)))
+        raise WeightsError(f"{checkpoint.origin} does not fit {backbone.config.name!r}: {problems}")
+    loaded_classifier = not any(tensors[key] is own[key] for key in own if key.startswith(CLASSIFIER))
+    backbone.load_state_dict(tensors, assign=any(value.is_meta for value in own.values()))
+    adopt(backbone, checkpoint, loaded_classifier=loaded_classifier)
 
 
-def read_config(path: str | PathLike[str]) -> Mapping[str, Any]:
+def read_config(path: str | PathLike[str]) -> ModelConfig:
     """The config inside a file that `save_weights` wrote."""
-    checkpoint = read(path)
-    if checkpoint.config is None:
+    config = read(path, tensors=False).config
+    if config is None:
         raise WeightsError(
             f"{path} holds no Mixlab config, so the model cannot be rebuilt from it alone. "
             f"Name the model: create_model(NAME, weights=...)."
         )
-    return checkpoint.config
+    return config
 
 
-def read(path: str | PathLike[str]) -> Checkpoint:
-    """The tensors of a file, on the CPU."""
+def read(path: str | PathLike[str], *, tensors: bool = True) -> Checkpoint:
+    """The tensors of a file, on the CPU, and what it says about them."""
+    if not isinstance(path, (str, PathLike)):
+        raise WeightsError(f"Weights come from a file or a mapping of tensors; got a {type(path).__name__}.")
     file = Path(path)
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
         raise WeightsError(f"The weight file {file} {what}.")
     try:
-        return read_safetensors(file) if file.suffix == ".safetensors" else read_torch(file)
+        with file.open("rb") as opened:
+            start = opened.read(9)
+        if start[8:9] == b"{" or file.suffix == ".safetensors":
+            return read_safetensors(file, tensors=tensors)
+        if start[:1] != b"\x80" and start[:2] != b"PK":
+            raise WeightsError(f"{file} is not a weight file: it is neither safetensors nor a PyTorch checkpoint.")
+        return read_torch(file)
     except pickle.UnpicklingError as error:
         raise WeightsError(
-            f"{file} is not a plain file of tensors, and Mixlab does not execute what is in it: "
-            f"{first_line(error)} Save only the tensors (state_dict) with torch.save or safetensors."
+            f"{file} is broken or holds more than plain tensors, and Mixlab does not execute what is in a file. "
+            f"Save only the tensors: torch.save(model.state_dict(), ...) or safetensors."
         ) from error
     except (safetensors.SafetensorError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        if isinstance(error, WeightsError):
+            raise
         raise WeightsError(f"{file} cannot be read as weights; it may be truncated: {first_line(error)}") from error
 
 
@@ -132,16 +169,26 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def read_safetensors(file: Path) -> Checkpoint:
+def read_safetensors(file: Path, *, tensors: bool) -> Checkpoint:
     with safetensors.safe_open(file, "pt") as opened:
         about = json.loads((opened.metadata() or {}).get(METADATA_KEY, "{}"))
-        tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a mapping)
-    return Checkpoint(str(file), tensors, about.get("config"), tuple(about.get("class_names", ())))
+        values = {key: opened.get_tensor(key) for key in opened.keys()} if tensors else {}  # noqa: SIM118
+    config, names = (about.get("config"), about.get("class_names", [])) if isinstance(about, dict) else (None, [])
+    if config is not None and not isinstance(config, dict):
+        raise ValueError("its description of the model is not a mapping.")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("its class names are not a list of strings.")
+    try:
+        parsed = None if config is None else ModelConfig.parse(config)
+    except ConfigError as error:
+        raise WeightsError(f"{file} describes a model that this version cannot build: {error}") from error
+    return Checkpoint(str(file), values, parsed, tuple(names))
 
 
 def read_torch(file: Path) -> Checkpoint:
     # timm's training checkpoints carry their arguments in a Namespace, which holds data only
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about pickle protocols of foreign files
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(loaded, Mapping):
         raise ValueError(f"it holds a {type(loaded).__name__}, not a mapping of tensors.")
@@ -149,19 +196,31 @@ def read_torch(file: Path) -> Checkpoint:
 
 
 def unwrap(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The tensors without the wrapping of training scripts, DDP and torch.compile."""
-    tensors: Mapping[str, Any] = checkpoint.tensors
+    """The tensors without what training scripts put around them: a mapping, and a prefix to every name."""
+    tensors = checkpoint.tensors
     for wrapper in WRAPPERS:
         if isinstance(tensors.get(wrapper), Mapping):
             tensors = tensors[wrapper]
-    for prefix in PREFIXES:
-        if tensors and all(key.startswith(prefix) for key in tensors):
-            tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
-    wrong = next((key for key, value in tensors.items() if not isinstance(value, Tensor)), None)
-    if wrong is not None or not tensors:
-        what = "it is empty" if wrong is None else f"{wrong!r} is a {type(tensors[wrong]).__name__}, not a tensor"
-        raise WeightsError(f"{checkpoint.origin} is not a mapping of tensors: {what}.")
-    return dict(tensors)
+    for key, value in tensors.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            what = f"{key!r} is a {type(value).__name__}, not a tensor"
+            raise WeightsError(f"{checkpoint.origin} is not a mapping of names to tensors: {what}.")
+        if value.is_meta or value.layout is not torch.strided or not value.is_floating_point():
+            what = "without values" if value.is_meta else f"{value.dtype} in layout {value.layout}"
+            raise WeightsError(f"{checkpoint.origin}: {key!r} must be a dense tensor of real numbers; it is {what}.")
+    if not tensors:
+        raise WeightsError(f"{checkpoint.origin} holds no tensors: it is empty.")
+    return without_prefix(dict(tensors))
+
+
+def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Names without the words that all of them start with, such as those of DDP, torch.compile and Lightning."""
+    while len(tensors) > 1:
+        first = {key.partition(".")[0] for key in tensors}
+        if len(first) > 1:
+            break
+        tensors = {key.partition(".")[2]: value for key, value in tensors.items()}
+    return tensors
 
 
 # -- layouts -------------------------------------------------------------------------------------
@@ -181,6 +240,7 @@ def layouts() -> dict[str, Rules]:
 
 
 def rename(key: str, rules: Rules) -> str:
+    """Our name for a key; empty if it is to be dropped."""
     for pattern, name in rules:
         match = pattern.fullmatch(key)
         if match:
@@ -188,18 +248,25 @@ def rename(key: str, rules: Rules) -> str:
     return key
 
 
-def best_layout(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def best_layout(origin: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under our names, by the layout that explains most of the keys."""
     candidates = [{key: key for key in tensors}]
     candidates += [{key: rename(key, rules) for key in tensors} for rules in layouts().values()]
     names = max(candidates, key=lambda names: len(own.keys() & set(names.values())))
-    return {names[key]: value for key, value in tensors.items()}
+    renamed: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        name = names[key]
+        if name in renamed and not torch.equal(renamed[name], value):
+            raise WeightsError(f"{origin} has two different tensors for {name}; {key!r} is the second.")
+        if name:
+            renamed[name] = value
+    return renamed
 
 
 # -- fitting -------------------------------------------------------------------------------------
 
 
-def fit(model: Backbone, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None) -> dict[str, Tensor]:
+def fit(model: Backbone, tensors: Mapping[str, Tensor], config: ModelConfig | None) -> dict[str, Tensor]:
     """Pointwise convolutions as linear layers, and tensors of another grid on the model's own."""
     grids = source_grids(model, config)
     own = model.state_dict()
@@ -208,7 +275,7 @@ def fit(model: Backbone, tensors: Mapping[str, Tensor], config: Mapping[str, Any
         if key in own and value.ndim > own[key].ndim and value.squeeze().shape == own[key].squeeze().shape:
             value = value.reshape(own[key].shape)
         resize = resizer(model, key) if key in own else None
-        if resize is not None:
+        if resize is not None and (grids is not None or value.shape != own[key].shape):
             value = resize(key.rsplit(".", 1)[1], value, None if grids is None else grids[int(key.split(".")[1])])
         fitted[key] = value
     return fitted
@@ -221,41 +288,44 @@ def resizer(model: Backbone, key: str) -> Callable[[str, Tensor, Grid | None], T
     return getattr(model.get_submodule(key.rsplit(".", 1)[0]), "resize", None)
 
 
-def source_grids(model: Backbone, config: Mapping[str, Any] | None) -> tuple[Grid, ...] | None:
+def source_grids(model: Backbone, config: ModelConfig | None) -> tuple[Grid, ...] | None:
     """The stages' grids of the model that wrote a file; None where the file does not say."""
     if config is None:
         return None
-    source = ModelConfig.parse(config)
-    if source.image_size == model.config.image_size:
+    if config.image_size == model.config.image_size:
         return model.reference_grids
     with torch.device("meta"):
-        return Backbone(source).reference_grids
+        return Backbone(config).reference_grids
 
 
 def keep_own_classifier(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The classifier from the file where it fits whole, else the model's own."""
+    """The classifier from the file where it fits whole, else the model's own; without one, the head goes too."""
     mine = {key: value for key, value in own.items() if key.startswith(CLASSIFIER)}
     given = {key: value.shape for key, value in tensors.items() if key.startswith(CLASSIFIER)}
     if given == {key: value.shape for key, value in mine.items()}:
         return dict(tensors)
-    return {key: value for key, value in tensors.items() if not key.startswith(CLASSIFIER)} | mine
+    prefix = CLASSIFIER if mine else "head."
+    return {key: value for key, value in tensors.items() if not key.startswith(prefix)} | mine
 
 
 def differences(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
     """What keeps the tensors from filling the model, in words; empty if nothing does."""
-    shapes = [
-        f"{key} (file {list(tensors[key].shape)}, model {list(own[key].shape)})"
-        for key in own.keys() & tensors.keys()
-        if tensors[key].shape != own[key].shape
-    ]
+    shapes = {key for key in own.keys() & tensors.keys() if tensors[key].shape != own[key].shape}
+    missing, unexpected = own.keys() - tensors.keys(), tensors.keys() - own.keys()
     told = [
-        listed("missing", own.keys() - tensors.keys()),
-        listed("unexpected", tensors.keys() - own.keys()),
-        listed("mis-shaped", shapes),
+        listed("missing", missing),
+        listed("unexpected", unexpected),
+        listed(
+            "mis-shaped", (f"{key} (file {list(tensors[key].shape)}, model {list(own[key].shape)})" for key in shapes)
+        ),
     ]
-    if shapes and all(shape.startswith(CLASSIFIER) for shape in shapes):
-        told.append("for another number of classes, ask for it: load_weights(..., replace_classifier=True)")
-    return "; ".join(part for part in told if part) + ("." if any(told) else "")
+    wrong = shapes | missing | unexpected
+    if wrong and all(key.startswith("head.") for key in wrong):
+        told.append(
+            "only the classifier differs: build the model with the file's num_classes to keep it, "
+            "or leave it out with load_weights(..., replace_classifier=True)"
+        )
+    return "; ".join(part for part in told if part) + ("." if wrong else "")
 
 
 def listed(kind: str, keys: Iterable[str]) -> str:
@@ -264,11 +334,20 @@ def listed(kind: str, keys: Iterable[str]) -> str:
     return f"{len(ordered)} {kind}: {', '.join(ordered[:LISTED])}{more}" if ordered else ""
 
 
-def adopt(model: Backbone, checkpoint: Checkpoint, *, own_classifier: bool) -> None:
+def adopt(model: Backbone, checkpoint: Checkpoint, *, loaded_classifier: bool) -> None:
     """Take over what a file of ours says beside the tensors."""
-    if checkpoint.config is not None:
-        source = ModelConfig.parse(checkpoint.config)
-        if source.in_channels == model.config.in_channels:
-            model.config = replace(model.config, preprocessing=source.preprocessing)
-    if not own_classifier:
+    source = checkpoint.config
+    if source is None:
+        return
+    if source.in_channels == model.config.in_channels:
+        model.config = replace(model.config, preprocessing=source.preprocessing)
+    if loaded_classifier and len(checkpoint.class_names) == model.config.num_classes:
         model.class_names = checkpoint.class_names
+    theirs, ours = source.plain(), model.config.plain()
+    other = [field for field in ours if field not in FREE_FIELDS and theirs[field] != ours[field]]
+    if other:
+        warnings.warn(
+            f"{checkpoint.origin} was saved from a model with other {', '.join(other)}; its weights fit, but they were "
+            f"trained to compute something else.",
+            stacklevel=3,
+        )

@@ -32,7 +32,8 @@ def rows() -> dict[str, dict[str, Any]]:
         for name, own in data["models"].items():
             own = dict(own)
             group = data.get("groups", {})[own.pop("group")] if "group" in own else {}
-            found[name] = {"name": name, "family": family, **data.get("defaults", {}), **group, **own}
+            about = {"name": name, "family": family, "paper": data.get("paper", "")}
+            found[name] = {**about, **data.get("defaults", {}), **group, **own}
     return found
 
 
@@ -43,13 +44,14 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def model_config(name: str, **overrides: Any) -> ModelConfig:
     """The checked description of a named model, with any of its fields changed."""
-    if name not in rows():
+    if not isinstance(name, str) or name not in rows():
+        name = str(name)
         raise ConfigError(f"Unknown model {name!r}. {near_misses(name, rows())} `mixlab models` lists all.")
     return configure(copy.deepcopy(rows()[name]), overrides)
 
 
 def configure(row: Mapping[str, Any], overrides: Mapping[str, Any]) -> ModelConfig:
-    known = [field.name for field in fields(ModelConfig) if field.name not in ("name", "family")]
+    known = [field.name for field in fields(ModelConfig) if field.name not in ("name", "family", "paper")]
     for key in overrides:
         if key not in known:
             raise ConfigError(f"Unknown model option {key!r}. {near_misses(key, known)}")
@@ -68,7 +70,7 @@ def create_model(name: str | None = None, *, weights: str | PathLike[str] | None
     if name is None:
         if weights is None:
             raise ConfigError("create_model needs a model name, a weight file, or both. `mixlab models` lists names.")
-        config = configure(files.read_config(weights), overrides)
+        config = configure(files.read_config(weights).plain(), overrides)
     else:
         config = model_config(name, **overrides)
     model = Backbone(config)

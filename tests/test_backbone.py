@@ -1,6 +1,7 @@
 import copy
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import mixlab
+from mixlab.deploy import compile_blocks
 from mixlab.errors import ConfigError, ImageError
+from mixlab.grid import Grid
+from mixlab.layers import Mlp
+from mixlab.mixers import MIXERS, BlockParts, Mixer, Shared, StageParts
 
 SMALL: dict[str, Any] = {"dims": [16, 24, 32, 40], "depths": [1, 2, 2, 1], "num_classes": 7, "image_size": 64}
 # one small model per group of the family, with everything else as the row says
@@ -67,14 +72,14 @@ def test_logits_are_the_head_over_the_embedding() -> None:
     embedding = model.embed(image)
     assert embedding.shape == (2, 40)
     torch.testing.assert_close(model.head(embedding), model(image))
-    torch.testing.assert_close(embedding, model.norm(model.pyramid(image)[-1].mean((2, 3))))
+    torch.testing.assert_close(embedding, model.readout.norms[0](model.pyramid(image)[-1].mean((2, 3))))
 
 
 def test_norm_before_the_pool_is_an_option() -> None:
     model = mixlab.create_model("caformer_s18", final_norm="before_pool", **SMALL).eval()
     image = torch.randn(1, 3, 64, 64)
-    tokens, _ = model.features(image)
-    torch.testing.assert_close(model.embed(image), model.norm(tokens).mean(1))
+    tokens, _ = model.features(image)[-1]
+    torch.testing.assert_close(model.embed(image), model.readout.norms[0](tokens).mean(1))
 
 
 def test_intermediates_come_by_name_in_the_order_asked_for() -> None:
@@ -101,9 +106,12 @@ def test_reset_classifier_replaces_only_the_last_layer(name: str) -> None:
     assert model.class_names == ()
     torch.testing.assert_close(model.embed(image), embedding)
     model.reset_classifier(0)
-    assert model(image).shape == (2, model.head.width)
-    with pytest.raises(ConfigError, match="num_classes must be 0"):
-        model.reset_classifier(-2)
+    torch.testing.assert_close(model(image), embedding)
+    model.reset_classifier(4)
+    assert model(image).shape == (2, 4)
+    for wrong, message in ((-2, "num_classes must be 0"), (3.5, "whole number"), ("10", "whole number")):
+        with pytest.raises(ConfigError, match=message):
+            model.reset_classifier(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -114,7 +122,7 @@ def test_the_layer_order_holds_every_parameter_once(name: str) -> None:
     assert sorted(named) == sorted(name for name, _ in model.named_parameters())
     assert [layer for layer, _ in order][:2] == ["stem", "stages.0.blocks.0"]
     assert order[-1][0] == "head"
-    assert "norm.weight" in order[-1][1]
+    assert "readout.norms.0.weight" in order[-1][1]
     assert "stages.1.downsample.conv.weight" in dict(order)["stages.1.blocks.0"]
 
 
@@ -130,7 +138,7 @@ def test_weight_decay_spares_vectors_and_class_tokens() -> None:
 def test_the_class_activation_layer_gives_a_map_of_the_image() -> None:
     model, image, seen = small("caformer_s18").eval(), torch.randn(1, 3, 64, 96), []
     layer, to_map = model.class_activation
-    handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(to_map(output)))
+    handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(to_map(output, (64, 96))))
     model(image)
     handle.remove()
     torch.testing.assert_close(seen[0], model.pyramid(image)[-1])
@@ -145,6 +153,20 @@ def test_blocks_explain_themselves() -> None:
         model.explain(image, "stages.9")
 
 
+def test_explaining_ignores_compiled_blocks_and_dropped_samples() -> None:
+    model = mixlab.create_model("caformer_s18", **SMALL, drop_path={"rate": 0.9, "form": "skip"}).train()
+    image, names = torch.randn(4, 3, 64, 64), {name: module.training for name, module in model.named_modules()}
+    compile_blocks(model, backend="eager")
+    model(image)
+    assert model.explain(image, "stages.3.blocks.0")["attention"].shape == (4, 1, 4, 4)
+    assert {name: module.training for name, module in model.named_modules()} == names
+
+
+def test_class_tokens_that_never_see_the_image_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="never see the image"):
+        mixlab.create_model("convformer_s18", class_tokens=1, pool="class_token", **SMALL)
+
+
 def test_class_tokens_pool_and_end_with_their_stage() -> None:
     model = mixlab.create_model(
         "caformer_s18", class_tokens=[1, 0, 2, 1], pool="class_token", final_norm="before_pool", **SMALL
@@ -154,6 +176,12 @@ def test_class_tokens_pool_and_end_with_their_stage() -> None:
     assert model.stages[3].class_token is not None
     assert model.stages[3].class_token.grad is not None
     assert [tuple(level.shape[2:]) for level in model.pyramid(image)] == [(16, 16), (8, 8), (4, 4), (2, 2)]
+
+
+def test_class_token_pooling_reads_the_class_tokens() -> None:
+    model = mixlab.create_model("caformer_s18", class_tokens=1, pool="class_token", **SMALL).eval()
+    tokens, grid = model.features(torch.randn(2, 3, 64, 64))[-1]
+    assert torch.equal(model.readout.pool(tokens, grid), tokens[:, 0])
 
 
 def gradients(model: nn.Module, image: Tensor) -> list[Tensor]:
@@ -184,14 +212,6 @@ def test_copies_behave_like_the_original(name: str) -> None:
         assert torch.equal(twin(image), expected)
 
 
-def test_inference_leaves_the_image_untouched() -> None:
-    model, image = small("identityformer_s12").eval(), torch.randn(1, 3, 64, 64)
-    before = image.clone()
-    with torch.inference_mode():
-        model(image)
-    assert torch.equal(image, before)
-
-
 @pytest.mark.parametrize("channels", [1, 4])
 def test_other_channel_counts_are_built_on_request(channels: int) -> None:
     model = mixlab.create_model("caformer_pico", in_channels=channels, num_classes=2)
@@ -204,7 +224,10 @@ def test_other_channel_counts_are_built_on_request(channels: int) -> None:
     [
         (torch.zeros(1, 1, 64, 64), r"got 1 channels.*create_model\('caformer_pico', in_channels=1\)"),
         (torch.zeros(1, 4, 64, 64), "in_channels=4"),
-        (torch.zeros(3, 64, 64), "Add a batch dimension"),
+        (torch.zeros(3, 64, 64), r"image\[None\]"),
+        (torch.zeros(1, 64, 64, 3), r"image.permute\(0, 3, 1, 2\)"),
+        (torch.zeros(1, 3, 64, 64, dtype=torch.float64), r"weights in torch.float32; got images in torch.float64"),
+        ([[0.0]], "got a list"),
         (torch.zeros(1, 3, 31, 64), "got 31 x 64 px. Enlarge"),
         (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), r"got torch.uint8. Scale to \[0, 1\]"),
     ],
@@ -219,3 +242,67 @@ def test_float16_autocast_stays_close_to_float32() -> None:
     expected = model(image)
     with torch.autocast("cpu", torch.float16):
         torch.testing.assert_close(model(image).float(), expected, atol=0.05 * expected.std().item(), rtol=0)
+
+
+class Add(nn.Module):
+    """Adds a learned share of a sine: enough to see whether it is called, saved and shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.amount = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        return tokens + self.amount * tokens.sin()
+
+
+class Whole(Mixer):
+    mixes_channels = True
+    initialises_itself = True
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+        nn.init.constant_(self.linear.weight, 7.0)
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        return self.linear(tokens)
+
+
+@MIXERS.register("test_whole")
+def build_whole(options: object, dim: int, depth: int, reference_grid: Grid) -> StageParts:
+    shared = Add()
+    return StageParts([BlockParts([Whole(dim)], Shared(shared)) for _ in range(depth)], shared)
+
+
+def whole(**overrides: Any) -> mixlab.Backbone:
+    return mixlab.create_model("caformer_s18", **{**SMALL, "mixers": "test_whole", **overrides})
+
+
+def test_a_mixer_with_its_own_channel_mixing_has_no_mlp_unless_asked() -> None:
+    assert not any(isinstance(module, Mlp) for module in whole().modules())
+    assert sum(isinstance(module, Mlp) for module in whole(channel_mlp=True).modules()) == 6
+
+
+def test_a_mixer_may_draw_its_own_weights() -> None:
+    assert (whole().state_dict()["stages.0.blocks.0.token.branches.0.mixer.linear.weight"] == 7).all()
+
+
+def test_fresh_weights_have_the_papers_spread() -> None:
+    weight = mixlab.create_model("convformer_s4").state_dict()["stages.3.blocks.0.channel.branches.0.mixer.fc1.weight"]
+    assert weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_shared_step_is_called_in_every_block_and_saved_once(tmp_path: Path) -> None:
+    model, image = whole().eval(), torch.randn(1, 3, 64, 64)
+    names = [name for name in model.state_dict() if name.endswith("amount")]
+    assert names == [f"stages.{index}.shared.amount" for index in range(4)]
+    before = model(image)
+    mixlab.save_weights(model, tmp_path / "m.safetensors")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        model.get_parameter("stages.1.shared.amount").add_(1)
+    assert not torch.allclose(model(image), before)
+    assert torch.equal(twin(image), before)
+    assert torch.equal(mixlab.create_model(weights=tmp_path / "m.safetensors").eval()(image), before)
+    owner = {name for layer, names in model.layer_order for name in names if layer == "stages.1.blocks.0"}
+    assert "stages.1.shared.amount" in owner

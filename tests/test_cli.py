@@ -34,10 +34,10 @@ def test_info_shows_the_stages_and_adds_up(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_info_takes_other_mixers(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["info", "caformer_pico", "--mixers", "pool", "pool", "random", "identity", "--num-classes", "10"])
+    main(["info", "caformer_pico", "--mixers", "pool,pool,random,identity", "--num-classes", "17"])
     out = capsys.readouterr().out
     assert "3 x random" in out
-    assert "10" in out.splitlines()[-2]
+    assert " 17 " in out.splitlines()[-2]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_info_takes_other_mixers(capsys: pytest.CaptureFixture[str]) -> None:
         (["info", "caformer_s1"], "Unknown model 'caformer_s1'"),
         (["models", "caform"], "No model matches 'caform'"),
         (["info", "caformer_s18", "--image-size", "big"], "such as 384x256; got 'big'"),
-        (["info", "caformer_s18", "--mixers", "pool", "pool"], "needs 4 entries"),
+        (["info", "caformer_s18", "--mixers", "pool,pool"], "needs 4 entries"),
     ],
 )
 def test_user_errors_exit_with_2_and_one_line(

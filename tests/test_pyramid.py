@@ -18,6 +18,18 @@ def test_any_pyramid_comes_to_strides_4_8_16_32(name: str, size: tuple[int, int]
             assert abs(side - pixels / stride) <= 1
 
 
+def test_a_pixel_stays_where_it_is_when_the_patches_reach_beyond_the_image() -> None:
+    """97 px make 7 patches of 16, which cover 112 px: the map must not be squeezed into 97."""
+    model = mixlab.create_model("identityformer_s_iso", norm="layer", depths=[1]).eval()
+    plain, banded = torch.zeros(1, 3, 97, 97), torch.zeros(1, 3, 97, 97)
+    banded[:, :, 80:96] = 3  # the sixth row of patches
+    adapter = mixlab.PyramidAdapter(model)
+    with torch.no_grad():
+        change = (adapter(plain)[0] - adapter(banded)[0]).abs().sum((0, 1, 3))
+    centre = (change * (torch.arange(25) * 4 + 2)).sum() / change.sum()
+    assert centre.item() == pytest.approx(88, abs=2)
+
+
 def test_a_map_at_its_stride_is_passed_on_untouched() -> None:
     model, image = mixlab.create_model("convformer_s4").eval(), torch.randn(1, 3, 64, 64)
     for adapted, native in zip(mixlab.PyramidAdapter(model)(image), model.pyramid(image), strict=True):

@@ -9,9 +9,10 @@ from mixlab.stems import STEMS, Downsample, stem
 ENTRIES = [
     {"name": "overlapping", "kernel": 7, "stride": 4, "padding": 2, "norm": "after"},
     {"name": "overlapping"},
+    {"name": "overlapping", "kernel": 2, "stride": 2, "padding": 1},
     {"name": "patchify", "patch": 7},
     {"name": "patchify", "patch": 4, "norm": "after"},
-    {"name": "convolutional", "widths": [4, 6], "kernels": [7, 3, 3]},
+    {"name": "convolutional", "widths": [4, 6], "kernels": [7, 3, 3], "activation": "relu"},
 ]
 
 
@@ -43,4 +44,4 @@ def test_a_stem_is_its_convolution_and_a_norm_over_channels() -> None:
 
 
 def test_strides_multiply_in_a_convolutional_stem() -> None:
-    assert stem(STEMS.parse("convolutional"), 3, 384).stride == 16
+    assert stem(STEMS.parse({"name": "convolutional", "activation": "relu"}), 3, 384).stride == 16

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -83,7 +84,7 @@ def test_preprocessing_travels_with_the_weights(tmp_path: Path) -> None:
     assert (model.config.preprocessing.crop, model.config.preprocessing.interpolation) == (0.875, "bilinear")
 
 
-@pytest.mark.parametrize("wrap", ["plain", "model", "ddp", "compiled"])
+@pytest.mark.parametrize("wrap", ["plain", "model", "ddp", "compiled", "lightning"])
 def test_training_checkpoints_are_unwrapped(tmp_path: Path, wrap: str) -> None:
     model, twin = pico(), pico()
     tensors: dict[str, object] = dict(model.state_dict())
@@ -91,6 +92,8 @@ def test_training_checkpoints_are_unwrapped(tmp_path: Path, wrap: str) -> None:
         tensors = {f"module.{key}": value for key, value in tensors.items()}
     if wrap == "compiled":
         tensors = {f"_orig_mod.{key}": value for key, value in tensors.items()}
+    if wrap == "lightning":
+        tensors = {"state_dict": {f"model._orig_mod.{key}": value for key, value in tensors.items()}}
     torch.save({"state_dict": tensors, "epoch": 3} if wrap == "model" else tensors, tmp_path / "m.pth")
     mixlab.load_weights(twin, tmp_path / "m.pth")
     assert_untouched(twin, state(model))
@@ -204,8 +207,85 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
 def test_values_that_are_no_tensors_are_refused() -> None:
     with pytest.raises(WeightsError, match="'a' is a int, not a tensor"):
         mixlab.load_weights(pico(), {"a": 3})  # type: ignore[dict-item]
+    with pytest.raises(WeightsError, match="names to tensors: 0 is a"):
+        mixlab.load_weights(pico(), {0: torch.zeros(1)})  # type: ignore[dict-item]
+    with pytest.raises(WeightsError, match="file or a mapping"):
+        mixlab.load_weights(pico(), None)  # type: ignore[arg-type]
     with pytest.raises(WeightsError, match="empty"):
         mixlab.load_weights(pico(), {})
+
+
+@pytest.mark.parametrize("spoil", ["meta", "sparse", "whole"])
+def test_tensors_that_are_not_plain_numbers_change_nothing(spoil: str) -> None:
+    model, tensors = pico(), pico().state_dict()
+    before, key = state(model), "readout.norms.0.weight"
+    change = {"meta": lambda t: t.to("meta"), "sparse": lambda t: t.to_sparse(), "whole": lambda t: t.long()}[spoil]
+    tensors[key] = change(tensors[key])
+    with pytest.raises(WeightsError, match="dense tensor of real numbers"):
+        mixlab.load_weights(model, tensors)
+    assert_untouched(model, before)
+
+
+def test_two_tensors_for_one_parameter_are_an_error() -> None:
+    import timm
+
+    tensors = timm.create_model("poolformerv2_s12").state_dict()
+    tensors["head.classifier.weight"] = torch.zeros(1000, 512)
+    with pytest.raises(WeightsError, match=r"two different tensors for head.classifier.weight"):
+        mixlab.load_weights(mixlab.create_model("poolformerv2_s12"), tensors)
+
+
+def test_matrices_of_the_models_own_grid_are_taken_as_they_are() -> None:
+    frame: dict[str, Any] = {"dims": [8] * 4, "depths": [1] * 4, "image_size": (64, 256)}
+    source, model = (mixlab.create_model("randformer_s12", **frame) for _ in range(2))
+    mixlab.load_weights(model, source.state_dict())
+    assert_untouched(model, state(source))
+
+
+def test_a_model_without_memory_gets_it_from_the_weights(tmp_path: Path) -> None:
+    source = pico(drop_path=0.2)
+    mixlab.save_weights(source, tmp_path / "m.safetensors")
+    with torch.device("meta"):
+        model = mixlab.create_model(weights=tmp_path / "m.safetensors").eval()
+    image = torch.randn(1, 3, 32, 32)
+    assert torch.equal(model(image), source(image))
+    assert all(not buffer.is_meta for buffer in model.buffers())
+
+
+def test_files_may_have_any_name(tmp_path: Path) -> None:
+    mixlab.save_weights(pico(), tmp_path / "m.pth")
+    mixlab.create_model(weights=tmp_path / "m.pth")
+
+
+def test_wrapped_models_are_saved_and_loaded(tmp_path: Path) -> None:
+    model = pico()
+    wrapped = torch.compile(model, backend="eager")
+    mixlab.save_weights(wrapped, tmp_path / "m.safetensors")  # type: ignore[arg-type]
+    mixlab.load_weights(wrapped, tmp_path / "m.safetensors")  # type: ignore[arg-type]
+    with pytest.raises(WeightsError, match="Expected a Mixlab model; got a Linear"):
+        mixlab.save_weights(torch.nn.Linear(1, 1), tmp_path / "n.safetensors")
+
+
+def test_weights_trained_for_another_function_are_announced(tmp_path: Path) -> None:
+    mixlab.save_weights(pico(activation="gelu"), tmp_path / "m.safetensors")
+    with pytest.warns(UserWarning, match="other activation"):
+        mixlab.load_weights(pico(activation="relu"), tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("names", ["abcde", ("a", "b"), (1, 2, 3, 4, 5), 5])
+def test_class_names_that_do_not_fit_are_refused(tmp_path: Path, names: Any) -> None:
+    model = pico()
+    model.class_names = names
+    with pytest.raises(WeightsError, match="class_names must be 5 strings"):
+        mixlab.save_weights(model, tmp_path / "m.safetensors")
+
+
+def test_a_broken_description_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    for about in ("[1]", '{"config": [1]}', '{"class_names": 3}', '{"config": {"name": "x", "dims": [1], "new": 1}}'):
+        safetensors.torch.save_file({"a": torch.zeros(1)}, path, {"mixlab": about})
+        with pytest.raises(WeightsError, match=r"m\.safetensors"):
+            mixlab.create_model(weights=path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,13 +90,16 @@ def test_an_option_of_a_mixer_wins_over_the_model() -> None:
     model = mixlab.create_model("convformer_pico", mixers={"name": "sepconv", "bias": True, "activation": "relu"})
     names = [name for name, _ in model.named_parameters()]
     assert any(name.endswith("mixer.depthwise.bias") for name in names)
-    assert not any(name.endswith("mlp.fc1.bias") for name in names)
+    assert any(name.endswith("mixer.fc1.weight") for name in names)
+    assert not any(name.endswith("mixer.fc1.bias") for name in names)
 
 
 def test_a_mapping_without_a_name_changes_options_of_what_is_there() -> None:
     config = model_config("convformer_s18", head={"dropout": 0.4}, drop_path={"rate": 0.2, "form": "skip"})
     assert (config.head.name, config.head.options.dropout) == ("mlp", 0.4)
     assert (config.drop_path.rate, config.drop_path.form) == (0.2, "skip")
+    assert model_config("convformer_s18", norm={"eps": 1e-5}).norm.options.eps == 1e-5
+    assert model_config("coat_tiny", drop_path={"rate": 0.2}).drop_path.schedule == "constant"
 
 
 def test_mixers_mix_and_train_a_step() -> None:
@@ -124,7 +127,7 @@ def test_mixers_mix_and_train_a_step() -> None:
         ("caformer_s18", {"dims": 64}, "dims must be a list"),
         ("caformer_s18", {"dims": [64, 128, 320, 512.5]}, "must be a whole number; got 512.5"),
         ("caformer_s18", {"depths": [1, 1, 0, 1]}, "depth of 1 or more"),
-        ("caformer_s18", {"image_size": 16}, "32 or more"),
+        ("caformer_s18", {"image_size": 16}, "32 px or more"),
         ("caformer_s18", {"num_clases": 3}, r"Unknown model option 'num_clases'. Did you mean 'num_classes'"),
         ("caformer_s18", {"num_classes": -1}, "num_classes must be 0"),
         ("caformer_s18", {"in_channels": 0}, "in_channels must be 1"),
@@ -134,9 +137,18 @@ def test_mixers_mix_and_train_a_step() -> None:
         ("caformer_s18", {"init": "xavier"}, "Unknown init 'xavier'"),
         ("caformer_s18", {"stem": {"name": "convolutional", "widths": [4]}}, "one kernel more than widths"),
         ("caformer_s18", {"preprocessing": {"mean": [0.5]}}, "for each of the 3 input channels"),
+        ("caformer_s18", {"preprocessing": {"std": [0, 0, 0]}}, "a std above 0"),
+        ("caformer_s18", {"image_size": "224"}, "whole pixels; got '224'"),
+        ("caformer_s18", {"head": {"dropout": 2.0}}, "dropout in"),
+        ("caformer_s18", {"mlp_ratio": float("nan")}, "mlp_ratio above 0"),
+        ("caformer_s18", {"stem": {"stride": 0}}, "stride of 1 or more"),
+        ("caformer_s18", {"stem": {"name": "patchify", "patch": 0}}, "a patch of 1 or more"),
+        ("caformer_s18", {"mixers": {"name": "sepconv", "expansion": -1}}, "expansion above 0"),
+        ("caformer_s18", {"mixers": {1: 2}}, "a name or a mapping"),
+        (5, {}, "Unknown model '5'"),
     ],
 )
-def test_bad_requests_say_what_to_do(name: str, overrides: dict[str, Any], message: str) -> None:
+def test_bad_requests_say_what_to_do(name: Any, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         mixlab.create_model(name, **overrides)
 

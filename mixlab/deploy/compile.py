@@ -1,37 +1,57 @@
 """torch.compile block by block: blocks of one kind share one compiled graph."""
 
+import os
 import shutil
 from typing import Any
 
 import torch
+from torch import nn
 
-from mixlab.backbone import Backbone
+from mixlab.backbone import Backbone, Block
 from mixlab.errors import CompileError
 
-GRAPHS_PER_KIND = 4  # training and evaluation, with and without gradients
+GRAPH_LIMIT = 1024  # per kind of call: blocks of different widths, image sizes, training and evaluation
 
 
-def compile_blocks(model: Backbone, *, dynamic: bool = False, **options: Any) -> Backbone:
+def compile_blocks(
+    model: Backbone, *, backend: str = "inductor", dynamic: bool = False, fallback: bool = False, **options: Any
+) -> Backbone:
     """Compile every block in place and return the model; the stem, downsampling and head stay eager.
 
     A model has many blocks but few kinds of them. Compiled one by one, all blocks of a kind use the first one's
-    graph, so the cost is a few graphs instead of one as long as the model. `dynamic=True` compiles for images
-    of any size at once. `options` go to torch.compile.
+    graph, so the cost is a few graphs instead of one as long as the model. Each image size is compiled when it first
+    comes; `dynamic=True` compiles once for all sizes, into slower code. Blocks that cannot be compiled for training
+    (recurrent ones) run eager when gradients are recorded. Without a C++ compiler it raises, or with `fallback`
+    returns the model as it is. `options` go to torch.compile. Dynamo's limit on graphs is raised for the process.
     """
-    blocks = [block for stage in model.stages for block in stage.blocks]
-    check_compiler(model)
-    limit = GRAPHS_PER_KIND * len(blocks)
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
-    for block in blocks:
-        block.compile(fullgraph=True, dynamic=dynamic, **options)
+    if backend == "inductor" and next(model.parameters()).device.type == "cpu" and not has_compiler():
+        if fallback:
+            return model
+        raise CompileError(
+            "torch.compile needs a C++ compiler for the CPU and found none ($CXX, g++, clang++, cl). "
+            "Install one (Debian: apt-get install g++), or run the model without compiling it."
+        )
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, GRAPH_LIMIT)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPH_LIMIT)
+    for block in model.blocks.values():
+        block.compile(backend=backend, fullgraph=True, dynamic=dynamic, **options)
+        if isinstance(block, Block) and not all(mixer.trains_compiled for mixer in block.mixers):
+            block._compiled_call_impl = InferenceOnly(block, block._compiled_call_impl)
     return model
 
 
-def check_compiler(model: Backbone) -> None:
-    """torch.compile turns CPU code into C++: say so before it fails in the middle of something."""
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    if on_cpu and not any(shutil.which(name) for name in ("g++", "clang++", "cl")):
-        raise CompileError(
-            "torch.compile needs a C++ compiler for the CPU and found none of g++, clang++, cl. "
-            "Install one (Debian: apt-get install g++), or run the model without compiling it."
-        )
+class InferenceOnly:
+    """A compiled call of a module that steps aside when gradients are recorded."""
+
+    def __init__(self, module: nn.Module, compiled: Any) -> None:
+        self.module = module
+        self.compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.module._call_impl if torch.is_grad_enabled() else self.compiled
+        return call(*args, **kwargs)
+
+
+def has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++", "cl"))

@@ -5,6 +5,7 @@ pooling nothing. An operator that is in no list is an error, never a silent zero
 """
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from mixlab.backbone import Backbone
+from mixlab.config import parse_image_size
 from mixlab.errors import ConfigError, MacsError
 
 aten = torch.ops.aten
@@ -25,9 +28,21 @@ PER_OUTPUT_ELEMENT = {
 }
 FREE = {
     # moving and making data
-    *(aten.clone, aten.copy_, aten._to_copy, aten.cat, aten.stack, aten.repeat, aten.constant_pad_nd, aten.flip),
+    *(
+        aten.clone,
+        aten.copy_,
+        aten._to_copy,
+        aten.cat,
+        aten.stack,
+        aten.repeat,
+        aten.constant_pad_nd,
+        aten.flip,
+        aten.roll,
+    ),
     *(aten.empty, aten.zeros, aten.ones, aten.full, aten.arange, aten.scalar_tensor, aten.index, aten.index_select),
-    *(aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten._unsafe_view),
+    *(aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten._unsafe_view, aten.new_zeros),
+    *(aten.new_empty, aten.new_ones, aten.new_full, aten.unsafe_split, aten.unsafe_chunk, aten.transpose_),
+    aten.replication_pad2d,
     # reductions, pooling, softmax
     *(aten.sum, aten.mean, aten.amax, aten.amin, aten.cumsum, aten.avg_pool2d, aten.max_pool2d_with_indices),
     *(aten._softmax, aten._safe_softmax, aten._log_softmax),
@@ -40,30 +55,35 @@ def macs(model: nn.Module, image_size: int | tuple[int, int]) -> int:
 
 
 def macs_by_part(model: nn.Module, image_size: int | tuple[int, int]) -> dict[str, int]:
-    """The same by part of the data flow: `stem`, `stages.0`, ..., and `head` for the norm, pooling and classifier."""
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if min(height, width) < 1:
-        raise ConfigError(f"image_size must be a side or (height, width) in pixels; got {image_size}.")
-    shadow = on_meta(model).eval()
+    """The same by part of the data flow: `stem`, `stages.0`, ..., `coscale`, and `head` for everything behind them."""
+    height, width = parse_image_size(image_size)
+    backbone = next((part for part in model.modules() if isinstance(part, Backbone)), None)
+    if backbone is None:
+        raise ConfigError(f"macs takes a Mixlab model, or a module that holds one; got a {type(model).__name__}.")
+    shadow = on_meta(model)
     counter = MacCounter()
     for name, module in shadow.named_modules():
-        if name == "stem" or (name.startswith("stages.") and name.count(".") == 1):
+        if re.fullmatch(r"stem|coscale|stages\.\d+", name):
             module.register_forward_pre_hook(counter.enter(name))
             module.register_forward_hook(counter.leave)
-    image = torch.empty(1, shadow.config.in_channels, height, width, device="meta")
+    image = torch.empty(1, backbone.config.in_channels, height, width, device="meta")
     with counter, torch.no_grad():
         shadow(image)
     return counter.counts
 
 
-def on_meta(model: nn.Module) -> Any:
-    """A copy without data: shapes only, so that nothing is computed."""
+def on_meta(model: nn.Module) -> nn.Module:
+    """A float32 copy in eval mode without data and without anybody's hooks: shapes only, so nothing is computed."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.to("meta")
-    return copy.deepcopy(model, memo)
+    shadow = copy.deepcopy(model, memo).float().eval()
+    for module in shadow.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    return shadow
 
 
 class MacCounter(TorchDispatchMode):
@@ -97,9 +117,15 @@ def operator_macs(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     if packet in PER_OUTPUT_ELEMENT:
         first: Tensor = out[0] if isinstance(out, tuple) else out
         return PER_OUTPUT_ELEMENT[packet] * first.numel()
-    if packet in FREE or func.is_view or torch.Tag.pointwise in func.tags:
+    if packet in FREE or func.is_view or is_elementwise(func):
         return 0
     raise MacsError(
         f"The multiply-accumulates of {func} are not known, and they are not guessed. "
         f"Add its formula to mixlab/evals/macs.py."
     )
+
+
+def is_elementwise(func: Any) -> bool:
+    """PyTorch tags elementwise operators, but not always their in-place forms."""
+    twin = getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, func)
+    return torch.Tag.pointwise in func.tags or torch.Tag.pointwise in twin.tags

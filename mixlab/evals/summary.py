@@ -30,7 +30,8 @@ class PartSummary:
     content: str
     output: tuple[int, ...]  # channels, height, width; classes for the head
     stride: int | None
-    params: int
+    params: int  # trainable
+    frozen: int
     macs: int
 
 
@@ -67,27 +68,22 @@ def describe_parts(config: ModelConfig, image_size: tuple[int, int]) -> list[Par
     model = shadow(config)
     macs = macs_by_part(model, image_size)
     grid = model.stem.grid_after(Grid(*image_size))
-    parts = [
-        PartSummary(
-            "stem",
-            config.stem.name,
-            (config.dims[0], grid.height, grid.width),
-            model.stem.stride,
-            both_counts(model.stem),
-            macs["stem"],
-        )
-    ]
+
+    def part(name: str, content: str, output: tuple[int, ...], stride: int | None, *modules: nn.Module) -> PartSummary:
+        params = sum(count(module, trainable=True) for module in modules)
+        frozen = sum(count(module, trainable=False) for module in modules)
+        return PartSummary(name, content, output, stride, params, frozen, macs.get(name, 0))
+
+    first = (config.dims[0], grid.height, grid.width)
+    parts = [part("stem", config.stem.name, first, model.stem.stride, model.stem)]
     for index, stage in enumerate(model.stages):
         if stage.downsample is not None:
             grid = stage.downsample.grid_after(grid)
-        depth, name = config.depths[index], f"stages.{index}"
-        content = f"{depth} x {config.mixers[index].name}"
         output = (config.dims[index], grid.height, grid.width)
-        parts.append(PartSummary(name, content, output, model.strides[index], both_counts(stage), macs[name]))
-    rest = both_counts(model) - sum(part.params for part in parts)
-    parts.append(PartSummary("head", config.head.name, (config.num_classes,), None, rest, macs["head"]))
-    return parts
-
-
-def both_counts(module: nn.Module) -> int:
-    return count(module, trainable=True) + count(module, trainable=False)
+        content = f"{config.depths[index]} x {config.mixers[index].name}"
+        parts.append(part(f"stages.{index}", content, output, model.strides[index], stage))
+    if config.coscale is not None and model.coscale is not None:
+        content = f"{config.coscale.blocks} x {config.coscale.scales} scales, {config.coscale.exchange}"
+        parts.append(part("coscale", content, output, None, model.coscale))
+    classes = config.num_classes or config.dims[-1]
+    return [*parts, part("head", config.head.name, (classes,), None, model.readout, model.head)]

@@ -3,9 +3,9 @@
 import importlib
 import pkgutil
 
-from mixlab.mixers.base import MIXERS, BlockParts, Mixer, MixerChoice, StageParts, heads_for
+from mixlab.mixers.base import MIXERS, BlockParts, Mixer, MixerChoice, Shared, StageParts, heads_for
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["MIXERS", "BlockParts", "Mixer", "MixerChoice", "StageParts", "heads_for"]
+__all__ = ["MIXERS", "BlockParts", "Mixer", "MixerChoice", "Shared", "StageParts", "heads_for"]

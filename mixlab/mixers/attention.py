@@ -36,6 +36,7 @@ class WindowAttentionOptions(AttentionOptions):
 
 
 class Attention(Mixer):
+    mixes_class_tokens = True
     explains = ("attention",)
 
     def __init__(self, dim: int, heads: int, *, bias: bool, window: int | None) -> None:

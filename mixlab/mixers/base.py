@@ -11,13 +11,12 @@ from mixlab.grid import Grid
 
 
 class Mixer(nn.Module):
-    """`mixer(tokens, grid) -> tokens`, both (B, N, C).
-
-    A mixer owns what it is given: `tokens` come fresh from a norm and may be overwritten when no
-    gradient is recorded. A purely spatial mixer returns zeros for the class tokens.
-    """
+    """`mixer(tokens, grid) -> tokens`, both (B, N, C). A purely spatial mixer returns zeros for the class tokens."""
 
     mixes_channels: ClassVar[bool] = False  # True: the block needs no channel MLP
+    mixes_class_tokens: ClassVar[bool] = False  # True: class tokens see the image
+    crosses: ClassVar[bool] = False  # True: `split` and `attend` let one scale look at another (coscale)
+    trains_compiled: ClassVar[bool] = True  # False: compiled code is for inference only
     initialises_itself: ClassVar[bool] = False  # True: the model's init scheme leaves it alone
     explains: ClassVar[tuple[str, ...]] = ()  # what `explain` returns
 
@@ -33,17 +32,27 @@ class Mixer(nn.Module):
         return value
 
 
+class Shared:
+    """A module that another one calls but does not own: it is registered once, by the stage."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.module(*inputs)
+
+
 @dataclass(frozen=True)
 class BlockParts:
-    """What a mixer's file hands to one block: a mixer per branch, and a term added before the norm."""
+    """What a mixer's file hands to one block: a mixer per branch, and a step on the tokens before the norm."""
 
     branches: Sequence[Mixer]
-    position: nn.Module | None = None
+    position: Callable[[Tensor, Grid], Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class StageParts:
-    """The parts of all blocks of a stage, and modules they share (registered once, by the stage)."""
+    """The parts of all blocks of a stage, and the modules that they call as `Shared`."""
 
     blocks: Sequence[BlockParts]
     shared: nn.Module | None = None

@@ -34,10 +34,12 @@ class RandomMixing(Mixer):
         return resample_mixing_matrix(self.matrix, self.grid, grid)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
-        return {"matrix": self.matrix_for(grid)}
+        return {"matrix": self.matrix_for(grid).detach().clone()}
 
     def resize(self, name: str, value: Tensor, source: Grid | None) -> Tensor:
         source = source or square_grid(value)
+        if value.shape != (source.image_tokens, source.image_tokens):
+            return value  # not a matrix of that grid: the caller reports its shape
         return resample_mixing_matrix(value, source, self.grid)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from mixlab.errors import ConfigError
+from mixlab.errors import ConfigError, require
 from mixlab.grid import Grid
 from mixlab.layers import Activation, ActivationChoice, activation
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
@@ -20,6 +20,7 @@ class SepConvOptions:
     bias: bool | None = None
 
     def __post_init__(self) -> None:
+        require(0 < self.expansion < 1000, f"an expansion above 0; got {self.expansion}.")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ConfigError(f"A separable convolution has an odd kernel of 1 or more; got {self.kernel}.")
 
@@ -42,12 +43,12 @@ class SepConv(Mixer):
         return grid.behind_zeros(self.narrow(hidden))
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
-        return {"kernels": self.depthwise.weight.squeeze(1)}  # (hidden, kernel, kernel)
+        return {"kernels": self.depthwise.weight.detach().squeeze(1).clone()}  # (hidden, kernel, kernel)
 
 
 @MIXERS.register("sepconv", SepConvOptions)
 def build_stage(options: SepConvOptions, dim: int, depth: int, reference_grid: Grid) -> StageParts:
-    hidden = int(options.expansion * dim)
+    hidden = max(1, int(options.expansion * dim))
     assert options.activation is not None, "the model's own is filled in by now"
     return StageParts.of(
         SepConv(dim, hidden, options.kernel, activation(options.activation), bias=bool(options.bias))

@@ -28,71 +28,67 @@ def window_attention_reference(query: Tensor, key: Tensor, value: Tensor, grid: 
 
 
 def window_attention(query: Tensor, key: Tensor, value: Tensor, grid: Grid, window: int) -> Tensor:
-    """`window_attention_reference` in memory linear in the number of tokens.
+    """`window_attention_reference` by tiles where that needs fewer scores: in memory linear in the number of tokens.
 
-    Queries are cut into tiles of window x window; the keys of a tile are the tile and half a window around it.
+    Queries are cut into square tiles; the keys of a tile are the tile and half a window around it.
     """
-    reach = window // 2
+    reach, tile = window // 2, (window + 1) // 2
     if reach >= max(grid.height, grid.width) - 1:
         return F.scaled_dot_product_attention(query, key, value)
-    tiles = Grid(-(-grid.height // window), -(-grid.width // window))
-    queries = cut_tiles(query, grid, window, 0)
-    keys, values = cut_tiles(key, grid, window, reach), cut_tiles(value, grid, window, reach)
-    mask = tile_mask(grid, tiles, window, query.device)
+    tiles = Grid(-(-grid.height // tile), -(-grid.width // tile))
+    if tiles.image_tokens * tile**2 * (tile + 2 * reach) ** 2 >= grid.image_tokens**2:
+        return window_attention_reference(query, key, value, grid, window)
+    queries = cut_tiles(query, grid, tile, 0)
+    keys, values = cut_tiles(key, grid, tile, reach), cut_tiles(value, grid, tile, reach)
+    mask = tile_mask(grid, tiles, tile, reach, query.device)[:, None]  # for all images and heads
     if grid.prefix:
         keys = torch.cat([prefix_of(key, grid, tiles), keys], 2)
         values = torch.cat([prefix_of(value, grid, tiles), values], 2)
         mask = F.pad(mask, (grid.prefix, 0), value=True)
-    mask = mask.repeat(len(query), 1, 1)[:, None]  # (B * tiles, 1, window^2, keys)
     mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    image = join_tiles(mixed, grid, tiles, window)
+    image = join_tiles(mixed, grid, tiles, tile, heads=query.shape[1])
     if not grid.prefix:
         return image
     return torch.cat([F.scaled_dot_product_attention(query[:, :, : grid.prefix], key, value), image], 2)
 
 
-def cut_tiles(tokens: Tensor, grid: Grid, window: int, reach: int) -> Tensor:
-    """(B, heads, N, D) -> (B * tiles, heads, (window + 2 reach)^2, D), zeros beyond the border."""
-    _batch, heads, _, dim = tokens.shape
-    image = tokens[:, :, grid.prefix :].unflatten(2, (grid.height, grid.width))
-    bottom, right = -grid.height % window, -grid.width % window
+def cut_tiles(tokens: Tensor, grid: Grid, tile: int, reach: int) -> Tensor:
+    """(B, heads, N, D) -> (tiles, B * heads, (tile + 2 reach)^2, D), zeros beyond the border."""
+    image = tokens[:, :, grid.prefix :].flatten(0, 1).unflatten(1, (grid.height, grid.width))
+    bottom, right = -grid.height % tile, -grid.width % tile
     image = F.pad(image, (0, 0, reach, reach + right, reach, reach + bottom))
-    size = window + 2 * reach
-    tiles = image.unfold(2, size, window).unfold(3, size, window)  # (B, heads, rows, columns, D, size, size)
-    tiles = tiles.permute(0, 2, 3, 1, 5, 6, 4)  # (B, rows, columns, heads, size, size, D)
-    return tiles.reshape(-1, heads, size * size, dim)
+    size = tile + 2 * reach
+    tiles = image.unfold(1, size, tile).unfold(2, size, tile)  # (B * heads, rows, columns, D, size, size)
+    return tiles.permute(1, 2, 0, 4, 5, 3).flatten(3, 4).flatten(0, 1)
 
 
-def join_tiles(tiles: Tensor, grid: Grid, layout: Grid, window: int) -> Tensor:
+def join_tiles(tiles: Tensor, grid: Grid, layout: Grid, tile: int, *, heads: int) -> Tensor:
     """The inverse of `cut_tiles` for queries; padding is cropped."""
-    heads, dim = tiles.shape[1], tiles.shape[3]
-    image = tiles.reshape(-1, layout.height, layout.width, heads, window, window, dim)
-    image = image.permute(0, 3, 1, 4, 2, 5, 6)  # (B, heads, rows, window, columns, window, D)
-    image = image.reshape(-1, heads, layout.height * window, layout.width * window, dim)
-    return image[:, :, : grid.height, : grid.width].flatten(2, 3)
+    image = tiles.unflatten(0, (layout.height, layout.width)).unflatten(3, (tile, tile))
+    image = image.permute(2, 0, 3, 1, 4, 5).flatten(3, 4).flatten(1, 2)  # (B * heads, H, W, D) with padding
+    return image[:, : grid.height, : grid.width].flatten(1, 2).unflatten(0, (-1, heads))
 
 
-def tile_mask(grid: Grid, tiles: Grid, window: int, device: torch.device) -> Tensor:
-    """(tiles, window^2, (2 window - 1)^2): which keys around a tile each of its queries sees."""
-    rows = axis_mask(grid.height, tiles.height, window, device)
-    columns = axis_mask(grid.width, tiles.width, window, device)
+def tile_mask(grid: Grid, tiles: Grid, tile: int, reach: int, device: torch.device) -> Tensor:
+    """(tiles, tile^2, (tile + 2 reach)^2): which keys around a tile each of its queries sees."""
+    rows = axis_mask(grid.height, tiles.height, tile, reach, device)
+    columns = axis_mask(grid.width, tiles.width, tile, reach, device)
     mask = rows[:, None, :, None, :, None] & columns[None, :, None, :, None, :]
     return mask.flatten(4, 5).flatten(2, 3).flatten(0, 1)
 
 
-def axis_mask(length: int, tiles: int, window: int, device: torch.device) -> Tensor:
-    """(tiles, window, keys) along one axis: near enough and inside the image.
+def axis_mask(length: int, tiles: int, tile: int, reach: int, device: torch.device) -> Tensor:
+    """(tiles, tile, keys) along one axis: near enough and inside the image.
 
-    A query beyond the border has no key inside; it sees itself, so that its softmax exists. It is cropped later.
+    A query beyond the border may have no key inside; it sees itself, so that its softmax exists. It is cropped later.
     """
-    reach = window // 2
-    query = torch.arange(window, device=device)[:, None]
-    key = torch.arange(window + 2 * reach, device=device)[None] - reach
-    start = torch.arange(tiles, device=device)[:, None, None] * window
+    query = torch.arange(tile, device=device)[:, None]
+    key = torch.arange(tile + 2 * reach, device=device)[None] - reach
+    start = torch.arange(tiles, device=device)[:, None, None] * tile
     inside = (start + key >= 0) & (start + key < length)
     return ((query - key).abs() <= reach) & (inside | (query == key))
 
 
 def prefix_of(tokens: Tensor, grid: Grid, tiles: Grid) -> Tensor:
-    """The class tokens once per tile, (B * tiles, heads, prefix, D)."""
-    return tokens[:, :, : grid.prefix].repeat_interleave(tiles.image_tokens, 0)
+    """The class tokens once per tile, (tiles, B * heads, prefix, D)."""
+    return tokens[:, :, : grid.prefix].flatten(0, 1).expand(tiles.image_tokens, -1, -1, -1)

@@ -1,5 +1,7 @@
 """Tensors that belong to one grid, brought to another."""
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -21,3 +23,15 @@ def resample_mixing_matrix(matrix: Tensor, source: Grid, target: Grid) -> Tensor
     outputs = inputs.unflatten(2, (source.height, source.width))  # (1, N' in, H out, W out)
     resampled = resample_map(outputs, target).flatten(2)[0].T
     return resampled / resampled.sum(1, keepdim=True)
+
+
+def rescale_map(values: Tensor, factor: float, height: int, width: int) -> Tensor:
+    """A map with `factor` times the cells per side, cut or continued right and bottom to height x width cells.
+
+    A pixel stays where it is: a map whose last cells reach beyond the image is not squeezed into it.
+    """
+    wanted = (math.ceil(height / factor), math.ceil(width / factor))  # cells in front that give enough behind
+    bottom, right = (max(0, want - have) for want, have in zip(wanted, values.shape[2:], strict=True))
+    dtype, values = values.dtype, F.pad(values.float(), (0, right, 0, bottom), mode="replicate")
+    scaled = F.interpolate(values, scale_factor=factor, mode="bilinear", antialias=True, recompute_scale_factor=False)
+    return scaled[:, :, :height, :width].to(dtype)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,28 @@ def test_an_unknown_operator_is_an_error() -> None:
         mixlab.macs(model, 64)
 
 
-def test_an_impossible_size_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="got 0"):
-        mixlab.macs(mixlab.create_model("caformer_pico"), 0)
+@pytest.mark.parametrize("size", [0, "224", 224.0, (64,), None])
+def test_an_impossible_size_is_an_error(size: Any) -> None:
+    with pytest.raises(ConfigError, match="in whole pixels"):
+        mixlab.macs(mixlab.create_model("caformer_pico"), size)
+
+
+def test_precision_and_hooks_of_the_model_do_not_matter() -> None:
+    model = mixlab.create_model("caformer_pico")
+    expected = mixlab.macs(model, 64)
+    model.stem.register_forward_hook(lambda *_: pytest.fail("called"))
+    assert mixlab.macs(model.bfloat16(), 64) == expected
+    assert mixlab.macs(mixlab.PyramidAdapter(model), 64) > 0.9 * expected
+    with pytest.raises(ConfigError, match="got a Linear"):
+        mixlab.macs(nn.Linear(1, 1), 64)
+
+
+def test_a_recurrent_layer_counts_by_formula() -> None:
+    """An LSTM costs 4 D (C + D) per token and direction, a GRU 3, a tanh-RNN 1 time D (C + D)."""
+    tokens, dim, hidden = 196, 384, 96
+    without = mixlab.create_model("identityformer_s_iso", depths=[1])
+    for cell, gates in (("lstm", 4), ("gru", 3), ("rnn", 1)):
+        model = mixlab.create_model("identityformer_s_iso", depths=[1], mixers={"name": "rnn2d", "cell": cell})
+        fusion = dim * dim * tokens
+        expected = 4 * tokens * gates * hidden * (dim + hidden) + fusion
+        assert mixlab.macs(model, 224) - mixlab.macs(without, 224) == expected

@@ -1,0 +1,7 @@
+"""`python -m mixlab` is the `mixlab` command."""
+
+import sys
+
+from mixlab.cli import main
+
+sys.exit(main())
