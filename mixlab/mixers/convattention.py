@@ -1,0 +1,133 @@
+"""Conv-attention: factorised attention with convolutional position encodings (CoaT, sections 4.1-4.3)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.errors import ConfigError
+from mixlab.grid import Grid
+from mixlab.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
+from mixlab.ops.convattention import factorised_attention
+
+
+@dataclass(frozen=True)
+class ConvAttentionOptions:
+    """`heads` is lowered to a count that divides the channels. `bias` is the model's own unless given.
+
+    `windows` of the relative encoding go to the heads in the proportions of `window_heads`. `scaled` and
+    `softmax_query` are the factorisation variants of section 4.1.
+    """
+
+    heads: int = 8
+    position: bool = True
+    relative_position: bool = True
+    windows: tuple[int, ...] = (3, 5, 7)
+    window_heads: tuple[int, ...] = (2, 3, 3)
+    scaled: bool = True
+    softmax_query: bool = False
+    bias: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.heads < 1:
+            raise ConfigError(f"heads must be 1 or more; got {self.heads}.")
+        if len(self.windows) != len(self.window_heads) or min(self.window_heads, default=0) < 1:
+            raise ConfigError(
+                f"windows and window_heads need one entry each per window, heads of 1 or more; "
+                f"got {list(self.windows)} and {list(self.window_heads)}."
+            )
+        if any(window < 1 or window % 2 == 0 for window in self.windows):
+            raise ConfigError(f"windows must be odd and 1 or more; got {list(self.windows)}.")
+
+
+class ConvPosition(nn.Module):
+    """Image tokens plus a depthwise convolution over them; class tokens pass (Conv-Pos)."""
+
+    def __init__(self, dim: int, kernel: int = 3) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(dim, dim, kernel, padding=kernel // 2, groups=dim)
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        placed = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
+        return torch.cat([tokens[:, : grid.prefix], placed], 1) if grid.prefix else placed
+
+
+class ConvRelativePosition(nn.Module):
+    """Query times depthwise convolution of the value, with a window per group of heads (Conv-Rel-Pos, Eq. 10)."""
+
+    def __init__(self, widths: list[int], windows: tuple[int, ...]) -> None:
+        super().__init__()
+        self.widths = widths
+        self.convs = nn.ModuleList(
+            nn.Conv2d(width, width, window, padding=window // 2, groups=width)
+            for width, window in zip(widths, windows, strict=True)
+        )
+
+    def forward(self, mixed: Tensor, query: Tensor, value: Tensor, grid: Grid) -> Tensor:
+        """Adds itself to what attention has mixed, in place."""
+        parts = grid.to_map(value).split(self.widths, 1)
+        near = torch.cat([conv(part) for conv, part in zip(self.convs, parts, strict=True)], 1)
+        grid.image(mixed).addcmul_(grid.image(query), grid.from_map(near))
+        return mixed
+
+
+class ConvAttention(Mixer):
+    """Linear in the number of tokens. The encodings belong to the stage; blocks of a stage share them."""
+
+    mixes_class_tokens = True
+    crosses = True
+
+    def __init__(
+        self, dim: int, heads: int, options: ConvAttentionOptions, relative: Callable[..., Tensor] | None
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scaled = options.scaled
+        self.softmax_query = options.softmax_query
+        self.relative = relative
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bool(options.bias))
+        self.project = nn.Linear(dim, dim, bias=bool(options.bias))
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        return self.attend(*self.split(tokens), grid)
+
+    def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each (B, N, C)."""
+        query, key, value = self.qkv(tokens).chunk(3, -1)
+        return query, key, value
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, grid: Grid) -> Tensor:
+        """Eq. 12; key and value may come from another scale, on this grid."""
+        settings = {"scaled": self.scaled, "softmax_query": self.softmax_query}
+        mixed = factorised_attention(query, key, value, self.heads, **settings)
+        if self.relative is not None:
+            mixed = self.relative(mixed, query, value, grid)
+        return self.project(mixed)
+
+
+def heads_up_to(dim: int, heads: int) -> int:
+    """The largest count up to `heads` that divides the channels."""
+    return next(count for count in range(min(heads, dim), 0, -1) if dim % count == 0)
+
+
+def split_heads(heads: int, shares: tuple[int, ...]) -> list[int]:
+    """Heads per window in the given proportions; the last window takes what rounding leaves."""
+    bounds = [round(heads * sum(shares[: index + 1]) / sum(shares)) for index in range(len(shares))]
+    return [bound - before for bound, before in zip(bounds, [0, *bounds], strict=False)]
+
+
+@MIXERS.register("convattention", ConvAttentionOptions)
+def build_stage(options: ConvAttentionOptions, dim: int, depth: int, reference_grid: Grid) -> StageParts:
+    heads = heads_up_to(dim, options.heads)
+    shared = nn.ModuleDict()
+    if options.position:
+        shared["position"] = ConvPosition(dim)
+    if options.relative_position:
+        counts = split_heads(heads, options.window_heads)
+        kept = [(count * dim // heads, window) for count, window in zip(counts, options.windows, strict=True) if count]
+        shared["relative_position"] = ConvRelativePosition([width for width, _ in kept], tuple(w for _, w in kept))
+    position = Shared(shared["position"]) if options.position else None
+    relative = Shared(shared["relative_position"]) if options.relative_position else None
+    blocks = [BlockParts([ConvAttention(dim, heads, options, relative)], position) for _ in range(depth)]
+    return StageParts(blocks, shared if len(shared) else None)
