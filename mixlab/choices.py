@@ -1,5 +1,6 @@
 """A choice in a config: a name from a registry, with options that are checked before anything is built."""
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -94,14 +95,14 @@ def coerce(value: Any, hint: Any, what: str) -> Any:
     if hint is Any or (origin is Literal and value in typing.get_args(hint)):
         return value
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in typing.get_args(hint):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if value is None and len(options) < len(typing.get_args(hint)):
             return None
-        for option in typing.get_args(hint):
-            try:
+        if len(options) == 1:  # its own message says more than "must be ..."
+            return coerce(value, options[0], what)
+        for option in options:
+            with contextlib.suppress(ConfigError):
                 return coerce(value, option, what)
-            except ConfigError:
-                if typing.get_origin(option) is Annotated:
-                    raise  # the registry's own message says more than "must be ..."
     elif origin is tuple and isinstance(value, (list, tuple)):
         item = typing.get_args(hint)[0]
         return tuple(coerce(part, item, what) for part in value)

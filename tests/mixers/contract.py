@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixlab.grid import Grid
 from mixlab.layers import ACTIVATIONS
@@ -14,6 +14,18 @@ from mixlab.mixers import MIXERS, Mixer
 
 REFERENCE = Grid(6, 5)
 GRIDS = [Grid(6, 5), Grid(1, 1), Grid(3, 11), Grid(8, 2)]
+
+
+class Held(nn.Module):
+    """A mixer together with what it shares, as a stage holds them."""
+
+    def __init__(self, mixer: Mixer, shared: nn.Module | None) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.shared = shared
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        return self.mixer(tokens, grid)
 
 
 class MixerContract:
@@ -24,14 +36,17 @@ class MixerContract:
     dim: ClassVar[int] = 32
     spatial: ClassVar[bool] = True  # class tokens get zero
 
-    def mixer(self) -> Mixer:
+    def held(self) -> Held:
         choice = MIXERS.parse({"name": self.name, **self.options})
         options = choice.options
         if hasattr(options, "activation"):
             options = type(options)(**{**vars(options), "activation": ACTIVATIONS.parse("gelu")})
         parts = MIXERS.builder(choice)(options, self.dim, 2, REFERENCE)
         assert len(parts.blocks) == 2
-        return parts.blocks[1].branches[0]
+        return Held(parts.blocks[1].branches[0], parts.shared)
+
+    def mixer(self) -> Mixer:
+        return self.held().mixer
 
     def tokens(self, grid: Grid, batch: int = 2) -> Tensor:
         return torch.randn(batch, grid.tokens, self.dim)
@@ -60,7 +75,7 @@ class MixerContract:
 
     def test_gradients_are_right(self) -> None:
         grid = Grid(3, 2)
-        mixer = self.mixer().double()
+        mixer = self.held().double()
         tokens = self.tokens(grid, batch=1).double().requires_grad_()
         weights = torch.randn(1, grid.tokens, self.dim, dtype=torch.float64)
         (gradient,) = torch.autograd.grad((mixer(tokens, grid) * weights).sum(), tokens)
@@ -70,9 +85,9 @@ class MixerContract:
         torch.testing.assert_close((gradient * step).sum(), change, rtol=1e-4, atol=1e-9)
 
     def test_copies_and_reloads(self) -> None:
-        mixer, tokens = self.mixer().eval(), self.tokens(REFERENCE)
+        mixer, tokens = self.held().eval(), self.tokens(REFERENCE)
         expected = mixer(tokens.clone(), REFERENCE)
-        other = self.mixer().eval()
+        other = self.held().eval()
         other.load_state_dict(mixer.state_dict())
         for twin in (copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer)), other):
             torch.testing.assert_close(twin(tokens.clone(), REFERENCE), expected)
@@ -82,6 +97,14 @@ class MixerContract:
         assert tuple(mixer.explain(self.tokens(REFERENCE), REFERENCE)) == mixer.explains
 
     def test_runs_under_autocast(self) -> None:
+        tokens, mixer = self.tokens(REFERENCE), self.mixer()
+        expected = mixer(tokens.clone(), REFERENCE)
         with torch.autocast("cpu", torch.float16):
-            out = self.mixer()(self.tokens(REFERENCE), REFERENCE)
-        assert out.isfinite().all()
+            out = mixer(tokens.clone(), REFERENCE)
+        torch.testing.assert_close(out.float(), expected, atol=0.02, rtol=0.02)
+
+    def test_gradients_flow_in_eval_mode(self) -> None:
+        tokens = self.tokens(REFERENCE).requires_grad_()
+        self.mixer().eval()(tokens * 1, REFERENCE).square().sum().backward()
+        assert tokens.grad is not None
+        assert tokens.grad.abs().sum() > 0

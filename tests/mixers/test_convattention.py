@@ -1,0 +1,83 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mixlab.errors import ConfigError
+from mixlab.grid import Grid
+from mixlab.mixers import MIXERS
+from mixlab.mixers.convattention import heads_up_to, split_heads
+from tests.mixers.contract import MixerContract
+
+
+class TestConvAttention(MixerContract):
+    name = "convattention"
+    spatial = False
+
+    def test_it_is_equation_12(self) -> None:
+        held, grid = self.held(), Grid(3, 4, prefix=1)
+        tokens = torch.randn(2, grid.tokens, self.dim)
+        query, key, value = held.mixer.qkv(tokens).chunk(3, -1)  # type: ignore[operator]
+        heads = []
+        convs = held.get_submodule("shared.relative_position.convs")
+        windows = [conv for conv, count in zip(convs.children(), (2, 3, 3), strict=True) for _ in range(count)]
+        seen = [0, 0, 0]
+        for head in range(8):
+            part = slice(4 * head, 4 * head + 4)
+            context = key[..., part].softmax(1).transpose(1, 2) @ value[..., part]
+            conv = windows[head]
+            assert isinstance(conv, nn.Conv2d)
+            which = [conv is other for other in convs.children()].index(True)
+            start = 4 * seen[which]
+            seen[which] += 1
+            image = value[:, 1:, part].transpose(1, 2).unflatten(2, (3, 4))
+            kernel, bias = conv.weight[start : start + 4], conv.bias[start : start + 4]  # type: ignore[index]
+            near = nn.functional.conv2d(image, kernel, bias, padding=conv.padding, groups=4).flatten(2).transpose(1, 2)
+            relative = nn.functional.pad(query[:, 1:, part] * near, (0, 0, 1, 0))
+            heads.append(query[..., part] @ context * 4**-0.5 + relative)
+        expected = held.mixer.project(torch.cat(heads, -1))  # type: ignore[operator]
+        torch.testing.assert_close(held(tokens, grid), expected)
+
+
+class TestBareFactorisedAttention(MixerContract):
+    name = "convattention"
+    spatial = False
+    options = {"position": False, "relative_position": False, "scaled": False, "softmax_query": True, "bias": False}
+
+    def test_nothing_is_shared(self) -> None:
+        assert self.held().shared is None
+
+
+class TestOddWidth(MixerContract):
+    name = "convattention"
+    spatial = False
+    dim = 35
+
+
+def test_blocks_of_a_stage_share_their_encodings() -> None:
+    choice = MIXERS.parse("convattention")
+    parts = MIXERS.builder(choice)(choice.options, 32, 3, Grid(4, 4))
+    assert parts.shared is not None
+    names = {name.split(".")[0] for name in parts.shared.state_dict()}
+    assert names == {"position", "relative_position"}
+    assert not any("conv" in name for block in parts.blocks for name in block.branches[0].state_dict())
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(64, 8), (35, 7), (36, 6), (11, 1)])
+def test_heads_divide_the_channels(dim: int, heads: int) -> None:
+    assert heads_up_to(dim, 8) == heads
+
+
+@pytest.mark.parametrize(("heads", "split"), [(8, [2, 3, 3]), (7, [2, 2, 3]), (1, [0, 1, 0]), (16, [4, 6, 6])])
+def test_windows_get_their_share_of_the_heads(heads: int, split: list[int]) -> None:
+    assert split_heads(heads, (2, 3, 3)) == split
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"heads": 0}, "heads must be"), ({"windows": [3]}, "one entry each"), ({"windows": [2, 3, 5]}, "odd")],
+)
+def test_impossible_options_are_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MIXERS.parse({"name": "convattention", **options})
