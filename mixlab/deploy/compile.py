@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from mixlab.backbone import Backbone, Block
+from mixlab.backbone import Backbone
 from mixlab.errors import CompileError
+from mixlab.layers import Branch, Mlp
+from mixlab.mixers import Mixer
 
 GRAPH_LIMIT = 1024  # per kind of call: blocks of different widths, image sizes, training and evaluation
 
@@ -34,11 +36,19 @@ def compile_blocks(
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, GRAPH_LIMIT)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPH_LIMIT)
-    for block in model.blocks.values():
-        block.compile(backend=backend, fullgraph=True, dynamic=dynamic, **options)
-        if isinstance(block, Block) and not all(mixer.trains_compiled for mixer in block.mixers):
-            block._compiled_call_impl = InferenceOnly(block, block._compiled_call_impl)
+    for unit in units(model):
+        unit.compile(backend=backend, fullgraph=True, dynamic=dynamic, **options)
+        if not all(module.trains_compiled for module in unit.modules() if isinstance(module, Mixer)):
+            unit._compiled_call_impl = InferenceOnly(unit, unit._compiled_call_impl)
     return model
+
+
+def units(model: Backbone) -> list[nn.Module]:
+    """What is compiled on its own: blocks, or what the serial and parallel blocks of a co-scale model share."""
+    if model.coscale is None:
+        return list(model.blocks.values())
+    mixing = [module for module in model.modules() if isinstance(module, Branch) and isinstance(module.mixer, Mixer)]
+    return [*mixing, *(module for module in model.modules() if isinstance(module, Mlp))]
 
 
 class InferenceOnly:

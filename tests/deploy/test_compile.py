@@ -9,23 +9,27 @@ import torch
 import mixlab
 from mixlab.deploy import compile_blocks
 from mixlab.errors import CompileError
+from mixlab.mixers import Mixer
 
 OUTPUT_BOUND = 1e-4  # of the logits' std
 GRADIENT_BOUND = 1e-3  # of each gradient's largest entry
 
 
 def check_compiled(model: mixlab.Backbone, side: int, *, whole: bool) -> None:
-    """Compiled outputs in eval mode and gradients in train mode equal eager ones."""
+    """Compiled outputs in eval mode equal eager ones; so do gradients in train mode, where that can be compiled."""
     image = torch.randn(2, 3, side, side)
+    torch.nn.init.normal_(model.get_parameter("head.classifier.weight"), std=0.02)  # Sequencer's starts at zero
+    parameters = [p for p in model.parameters() if p.requires_grad]
     with torch.no_grad():
         expected = model.eval()(image)
-    parameters = [p for p in model.parameters() if p.requires_grad]
     reference = torch.autograd.grad(model.train()(image).square().sum(), parameters)
     torch._dynamo.reset()
     compiled: Any = torch.compile(model, fullgraph=True) if whole else compile_blocks(model)
     with torch.no_grad():
         ours = compiled.eval()(image)
     assert (ours - expected).abs().max() < OUTPUT_BOUND * expected.std()
+    if whole and not all(module.trains_compiled for module in model.modules() if isinstance(module, Mixer)):
+        return
     gradients = torch.autograd.grad(compiled.train()(image).square().sum(), parameters)
     for gradient, plain in zip(gradients, reference, strict=True):
         assert (gradient - plain).abs().max() <= GRADIENT_BOUND * plain.abs().max()
@@ -43,6 +47,32 @@ def test_a_small_model_compiles_and_equals_eager(whole: bool) -> None:
     check_compiled(model, 32, whole=whole)
 
 
+def test_a_recurrent_model_compiles_for_inference_and_trains_eager() -> None:
+    model = mixlab.create_model("sequencer2d_pico", dims=[16, 16, 16, 16], depths=[1, 1, 1, 1])
+    check_compiled(model, 32, whole=False)
+
+
+def test_skipped_samples_are_masked_in_compiled_code() -> None:
+    torch._dynamo.reset()
+    skip = {"rate": 0.5, "schedule": "constant", "form": "skip"}
+    model = mixlab.create_model("convformer_pico", dims=[8, 8], depths=[1, 1], branch_scale="none", drop_path=skip)
+    compile_blocks(model, backend="aot_eager").train()
+    model(torch.randn(4, 3, 32, 32)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_serial_and_parallel_blocks_share_their_graphs() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = mixlab.create_model("coat_tiny", dims=[16] * 4, depths=[1] * 4, image_size=64).eval()
+    image = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(image)
+        compile_blocks(model, backend="aot_eager")
+        torch.testing.assert_close(model(image), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 8  # attention and MLP on four grids
+
+
 def test_blocks_of_a_kind_share_one_graph_also_with_ramped_drop_rates() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -55,8 +85,11 @@ def test_blocks_of_a_kind_share_one_graph_also_with_ramped_drop_rates() -> None:
 
 def test_a_missing_compiler_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
+    model = mixlab.create_model("caformer_pico")
     with pytest.raises(CompileError, match=r"needs a C\+\+ compiler"):
-        compile_blocks(mixlab.create_model("caformer_pico"))
+        compile_blocks(model)
+    assert compile_blocks(model, fallback=True) is model
+    assert all(block._compiled_call_impl is None for block in model.blocks.values())
 
 
 @pytest.mark.heavy
