@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint parity compile-all bench clean
+.PHONY: help demo test lint parity compile-all bench counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -35,6 +35,10 @@ compile-all: $(INSTALLED) ## torch.compile of every model, outputs and gradients
 bench: $(INSTALLED) ## images per second beside timm, and cold compile time (2 quiet cores, g++)
 	$(BIN)/python benchmarks/against_timm.py
 	$(BIN)/python benchmarks/compile_time.py caformer_s18
+
+counts: $(INSTALLED) ## count every model's parameters and MACs anew, after a change of the model rows
+	$(BIN)/python -m mixlab.evals.summary > counts.new
+	mv counts.new mixlab/configs/counts.json
 
 clean: ## remove the environment and caches
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

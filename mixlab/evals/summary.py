@@ -1,6 +1,9 @@
 """What a model is, in numbers: one row per model, one row per part of a model. Nothing is computed on data."""
 
+import functools
+import json
 from dataclasses import dataclass
+from importlib import resources
 
 import torch
 from torch import nn
@@ -9,7 +12,7 @@ from mixlab.backbone import Backbone
 from mixlab.config import ModelConfig
 from mixlab.evals.macs import macs_by_part
 from mixlab.grid import Grid
-from mixlab.zoo import model_config
+from mixlab.zoo import list_models, model_config
 
 
 @dataclass(frozen=True)
@@ -46,21 +49,28 @@ def count(module: nn.Module, *, trainable: bool) -> int:
 
 
 def summarise(name: str) -> ModelSummary:
-    """One row of the model table."""
+    """One row of the model table; counting every model anew would take as long as the list is long."""
     config = model_config(name)
-    model = shadow(config)
     height, width = config.image_size
     top1 = [row.top1 for row in config.reported if row.pretraining is None and row.image_size == height]
-    return ModelSummary(
-        name,
-        config.family,
-        tuple(choice.name for choice in config.mixers),
-        (height, width),
-        count(model, trainable=True),
-        count(model, trainable=False),
-        sum(macs_by_part(model, (height, width)).values()),
-        top1[0] if top1 else None,
-    )
+    mixers = tuple(choice.name for choice in config.mixers)
+    counts = stored_counts().get(name) or count_model(name)
+    return ModelSummary(name, config.family, mixers, (height, width), **counts, paper_top1=top1[0] if top1 else None)
+
+
+def count_model(name: str) -> dict[str, int]:
+    """Parameters and multiply-accumulates of a named model at its own image size."""
+    model = shadow(model_config(name))
+    height, width = model.config.image_size
+    params, frozen = count(model, trainable=True), count(model, trainable=False)
+    return {"params": params, "frozen": frozen, "macs": sum(macs_by_part(model, (height, width)).values())}
+
+
+@functools.cache
+def stored_counts() -> dict[str, dict[str, int]]:
+    """What `make counts` wrote: `count_model` of every name. The tests count again."""
+    file = resources.files("mixlab") / "configs" / "counts.json"
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def describe_parts(config: ModelConfig, image_size: tuple[int, int]) -> list[PartSummary]:
@@ -87,3 +97,7 @@ def describe_parts(config: ModelConfig, image_size: tuple[int, int]) -> list[Par
         parts.append(part("coscale", content, output, None, model.coscale))
     classes = config.num_classes or config.dims[-1]
     return [*parts, part("head", config.head.name, (classes,), None, model.readout, model.head)]
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: count_model(name) for name in list_models()}, indent=1))
