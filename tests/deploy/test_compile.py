@@ -1,5 +1,6 @@
 """A small model compiles whole and block by block; `make compile-all` does every model."""
 
+import copy
 import shutil
 from typing import Any
 
@@ -15,24 +16,39 @@ OUTPUT_BOUND = 1e-4  # of the logits' std
 GRADIENT_BOUND = 1e-3  # of each gradient's largest entry
 
 
-def check_compiled(model: mixlab.Backbone, side: int, *, whole: bool) -> None:
-    """Compiled outputs in eval mode equal eager ones; so do gradients in train mode, where that can be compiled."""
-    image = torch.randn(2, 3, side, side)
-    torch.nn.init.normal_(model.get_parameter("head.classifier.weight"), std=0.02)  # Sequencer's starts at zero
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    with torch.no_grad():
-        expected = model.eval()(image)
-    reference = torch.autograd.grad(model.train()(image).square().sum(), parameters)
+def prepare(model: mixlab.Backbone, side: int) -> tuple[torch.Tensor, list[torch.nn.Parameter]]:
     torch._dynamo.reset()
-    compiled: Any = torch.compile(model, fullgraph=True) if whole else compile_blocks(model)
-    with torch.no_grad():
-        ours = compiled.eval()(image)
-    assert (ours - expected).abs().max() < OUTPUT_BOUND * expected.std()
-    if whole and not all(module.trains_compiled for module in model.modules() if isinstance(module, Mixer)):
-        return
-    gradients = torch.autograd.grad(compiled.train()(image).square().sum(), parameters)
+    torch.nn.init.normal_(model.get_parameter("head.classifier.weight"), std=0.02)  # Sequencer's starts at zero
+    return torch.randn(2, 3, side, side), [p for p in model.parameters() if p.requires_grad]
+
+
+@torch.no_grad()
+def check_outputs(model: mixlab.Backbone, compiled: Any, image: torch.Tensor) -> None:
+    """Compiled outputs in eval mode equal those of an eager copy."""
+    expected = copy.deepcopy(model).eval()(image)
+    model.eval()
+    assert (compiled(image) - expected).abs().max() < OUTPUT_BOUND * expected.std()
+
+
+def check_gradients(
+    model: mixlab.Backbone, compiled: Any, image: torch.Tensor, parameters: list[torch.nn.Parameter]
+) -> None:
+    """Compiled gradients in train mode equal those of an eager copy."""
+    eager = copy.deepcopy(model).train()
+    eager(image).square().sum().backward()
+    reference = [p.grad for p in eager.parameters() if p.requires_grad]
+    model.train()
+    gradients = torch.autograd.grad(compiled(image).square().sum(), parameters)
     for gradient, plain in zip(gradients, reference, strict=True):
+        assert plain is not None
         assert (gradient - plain).abs().max() <= GRADIENT_BOUND * plain.abs().max()
+
+
+def check_compiled(model: mixlab.Backbone, side: int, *, whole: bool) -> None:
+    image, parameters = prepare(model, side)
+    compiled = torch.compile(model, fullgraph=True) if whole else compile_blocks(model)
+    check_outputs(model, compiled, image)
+    check_gradients(model, compiled, image, parameters)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -95,4 +111,12 @@ def test_a_missing_compiler_is_said_before_anything_starts(monkeypatch: pytest.M
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", mixlab.list_models())
 def test_every_model_compiles_and_equals_eager(name: str) -> None:
-    check_compiled(mixlab.create_model(name), 64, whole=True)
+    """Outputs of the whole graph, gradients of the whole graph as captured, and gradients of the compiled blocks."""
+    model = mixlab.create_model(name)
+    image, parameters = prepare(model, 64)
+    check_outputs(model, torch.compile(model, fullgraph=True), image)
+    if all(module.trains_compiled for module in model.modules() if isinstance(module, Mixer)):
+        captured = torch.compile(model, fullgraph=True, backend="aot_eager")
+        check_gradients(model, captured, image, parameters)
+    torch._dynamo.reset()
+    check_gradients(model, compile_blocks(model), image, parameters)
