@@ -53,6 +53,8 @@ def model_config(name: str, **overrides: Any) -> ModelConfig:
 def configure(row: Mapping[str, Any], overrides: Mapping[str, Any]) -> ModelConfig:
     known = [field.name for field in fields(ModelConfig) if field.name not in ("name", "family", "paper")]
     for key in overrides:
+        if key == "pretrained":
+            raise ConfigError("There is no 'pretrained': give a weight file instead, create_model(NAME, weights=PATH).")
         if key not in known:
             raise ConfigError(f"Unknown model option {key!r}. {near_misses(key, known)}")
     return ModelConfig.parse(override(row, overrides))

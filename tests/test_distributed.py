@@ -1,0 +1,62 @@
+"""Two CPU processes train as one, and copies for averaging follow their model."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+import mixlab
+
+NAMES = ["sequencer2d_pico", "coat_tiny"]
+
+
+def model_of(name: str) -> mixlab.Backbone:
+    torch.manual_seed(0)
+    model = mixlab.create_model(name, dims=[16] * 4, depths=[1] * 4, num_classes=3, image_size=32)
+    torch.nn.init.normal_(model.get_parameter("head.classifier.weight"))
+    return model
+
+
+def batch(part: slice) -> torch.Tensor:
+    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))[part]
+
+
+def step(model: torch.nn.Module, image: torch.Tensor) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    model(image).square().mean().backward()
+    optimiser.step()
+
+
+def work(rank: int, name: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    model = DistributedDataParallel(model_of(name))
+    step(model, batch(slice(2 * rank, 2 * rank + 2)))
+    if rank == 0:
+        mixlab.save_weights(model, f"{folder}/two.safetensors")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_train_as_one(name: str, tmp_path: Path) -> None:
+    spawn(work, (name, str(tmp_path)), nprocs=2)
+    two, one = mixlab.create_model(weights=tmp_path / "two.safetensors"), model_of(name)
+    step(one, batch(slice(None)))
+    for key, value in one.state_dict().items():
+        torch.testing.assert_close(two.state_dict()[key], value, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_average_of_weights_stays_contiguous_and_follows(name: str) -> None:
+    model = model_of(name)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    step(model, batch(slice(None)))
+    average.update_parameters(model)
+    twin = copy.deepcopy(average.module).eval()
+    assert all(parameter.is_contiguous() for parameter in twin.parameters())
+    image = batch(slice(1))
+    assert torch.equal(twin(image), model.eval()(image))
