@@ -1,5 +1,7 @@
 """The whole data flow, top to bottom: image, stem, stages of blocks, co-scale step, norm and pooling, head."""
 
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,16 +14,16 @@ from torch.utils.checkpoint import checkpoint
 from mixlab.choices import coerce
 from mixlab.config import MIN_SIDE, ModelConfig
 from mixlab.coscale import CoscaleBlock, CoscaleGroup, Output
-from mixlab.errors import ConfigError, ImageError, near_misses, require
+from mixlab.errors import ConfigError, ImageError, near_misses
 from mixlab.grid import Grid
 from mixlab.guards import autocast_dtype, check_precision
 from mixlab.heads import Readout, head
 from mixlab.init import initialise
-from mixlab.layers import SCALINGS, Branch, Mlp, Residual, activation, norm
-from mixlab.mixers import MIXERS, BlockParts, Mixer, Shared, StageParts
+from mixlab.layers import Residual
+from mixlab.mixers import Mixer
 from mixlab.modules import Modules
 from mixlab.position import PositionTable
-from mixlab.stems import Stem, stem
+from mixlab.stems import Stem
 
 Visit = Callable[[str, Tensor, Grid], None]
 
@@ -63,11 +65,19 @@ class Stage(nn.Module):
 
     undecayed = ("class_token",)
 
-    def __init__(self, downsample: Stem | None, blocks: Iterable[Block], shared: nn.Module | None) -> None:
+    def __init__(
+        self,
+        blocks: Iterable[Block],
+        *,
+        downsample: Stem | None,
+        class_token: nn.Parameter | None,
+        position: PositionTable | None,
+        shared: nn.Module | None,
+    ) -> None:
         super().__init__()
         self.downsample = downsample
-        self.class_token: nn.Parameter | None = None
-        self.position: PositionTable | None = None
+        self.class_token = class_token
+        self.position = position
         self.shared = shared
         self.blocks: Modules[Block] = Modules(blocks)
         self.checkpointing = False
@@ -103,36 +113,30 @@ class Backbone(nn.Module):
     own image size.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(
+        self, config: ModelConfig, stem: Stem, stages: Sequence[Stage], coscale: CoscaleGroup | None, readout: Readout
+    ) -> None:
         super().__init__()
         self.config = config
         self.class_names: tuple[str, ...] = ()
         self.channels = config.dims
-        self.stem = stem(config.inherit(config.stem), config.in_channels, config.dims[0])
-        steps = [
-            stem(choice, before, after)
-            for choice, before, after in zip(config.downsample, config.dims[:-1], config.dims[1:], strict=True)
-        ]
-        self.strides, self.reference_grids = scales(self.stem, steps, config)
-        self.stages: Modules[Stage] = Modules()
-        rates = iter(config.drop_path.rates(sum(config.depths)))
-        parallel: list[Sequence[BlockParts]] = []
-        for index, downsample in enumerate([None, *steps]):
-            grid, depth = self.reference_grids[index], config.depths[index]
-            parts = build_parts(config, index, grid)
-            serial = replace(parts, blocks=parts.blocks[:depth])
-            self.stages.append(build_stage(config, index, grid, serial, downsample, rates))
-            parallel += [parts.blocks[depth:]] if len(parts.blocks) > depth else []
-        self.coscale = build_coscale(config, parallel)
-        self.readout = Readout(
-            config.pool,
-            config.dims[-1],
-            scales=config.coscale.scales if config.coscale else 1,
-            norm_first=config.final_norm == "before_pool",
-            eps=config.final_norm_eps,
-        )
+        self.stem = stem
+        self.stages: Modules[Stage] = Modules(stages)
+        self.coscale = coscale
+        self.readout = readout
         self.head = head(config.head, config.dims[-1], config.num_classes)
+        steps = [stem, *(stage.downsample for stage in stages if stage.downsample is not None)]
+        self.strides = tuple(itertools.accumulate((step.stride for step in steps), operator.mul))
+        self.reference_grids = self.grids(*config.image_size)
         initialise(self, config.init)
+
+    def grids(self, height: int, width: int) -> tuple[Grid, ...]:
+        """The grid of each stage for images of this size."""
+        grid, grids = self.stem.grid_after(Grid(height, width)), []
+        for stage in self.stages:
+            grid = grid if stage.downsample is None else stage.downsample.grid_after(grid)
+            grids.append(Grid(grid.height, grid.width, 0 if stage.class_token is None else stage.class_token.shape[1]))
+        return tuple(grids)
 
     def forward(self, image: Tensor) -> Tensor:
         """Class scores (B, num_classes) of normalised images (B, C, H, W)."""
@@ -275,10 +279,7 @@ class Backbone(nn.Module):
         """
 
         def to_map(tokens: Tensor, image_size: tuple[int, int]) -> Tensor:
-            grid = self.stem.grid_after(Grid(*image_size))
-            for stage in self.stages:
-                grid = grid if stage.downsample is None else stage.downsample.grid_after(grid)
-            return Grid(grid.height, grid.width, tokens.shape[1] - grid.image_tokens).to_map(tokens)
+            return self.grids(*image_size)[-1].to_map(tokens)
 
         if self.coscale is None:
             return self.stages[-1].blocks[-1], to_map
@@ -327,87 +328,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def inside(place: str, visit: Visit) -> Visit:
     """A visitor for names relative to a place."""
     return lambda name, tokens, grid: visit(place + name, tokens, grid)
-
-
-# -- building ------------------------------------------------------------------------------------
-
-
-def scales(first: Stem, steps: Iterable[Stem], config: ModelConfig) -> tuple[tuple[int, ...], tuple[Grid, ...]]:
-    """The stages' strides, and their grids at the config's own image size."""
-    grid, strides, grids = Grid(*config.image_size), [1], []
-    for step, class_tokens in zip([first, *steps], config.class_tokens, strict=True):
-        grid = step.grid_after(grid)
-        require(min(grid) >= 0 < grid.height * grid.width, f"a grid in every stage of {config.name!r}; got {grid}.")
-        strides.append(strides[-1] * step.stride)
-        grids.append(Grid(grid.height, grid.width, class_tokens))
-    return tuple(strides[1:]), tuple(grids)
-
-
-def build_parts(config: ModelConfig, index: int, grid: Grid) -> StageParts:
-    """A mixer's parts for the blocks of a stage, and behind them for the parallel blocks on its scale."""
-    choice, depth = config.mixer(index), config.depths[index]
-    if config.coscale is not None and index >= len(config.dims) - config.coscale.scales:
-        depth += config.coscale.blocks
-    parts = MIXERS.builder(choice)(choice.options, config.dims[index], depth, grid)
-    if len(parts.blocks) != depth:
-        raise ConfigError(f"Mixer {choice.name!r} made {len(parts.blocks)} blocks where {depth} were asked for.")
-    return parts
-
-
-def build_stage(
-    config: ModelConfig, index: int, grid: Grid, parts: StageParts, downsample: Stem | None, rates: Iterator[float]
-) -> Stage:
-    """A stage from its mixer's parts; `rates` yields one drop rate per block."""
-    blocks = [build_block(config, index, block, next(rates)) for block in parts.blocks]
-    stage, dim = Stage(downsample, blocks, parts.shared), config.dims[index]
-    if grid.prefix:
-        stage.class_token = nn.Parameter(torch.empty(1, grid.prefix, dim))
-        nn.init.trunc_normal_(stage.class_token, std=0.02)
-    if config.position_embedding and index == 0:
-        stage.position = PositionTable(grid, dim)
-    last = index == len(config.dims) - 1
-    if last and config.pool.name == "class_token" and not any(m.mixes_class_tokens for b in blocks for m in b.mixers):
-        raise ConfigError(
-            f"pool 'class_token' reads class tokens that never see the image: mixer {config.mixers[index].name!r} of "
-            f"the last stage is purely spatial. Use pool = 'mean', or a mixer such as attention there."
-        )
-    return stage
-
-
-def build_block(config: ModelConfig, index: int, parts: BlockParts, rate: float) -> Block:
-    own_channel_mixing = all(mixer.mixes_channels for mixer in parts.branches)
-    has_mlp = not own_channel_mixing if config.channel_mlp is None else config.channel_mlp
-    channel = build_residual(config, index, [build_mlp(config, index)], rate) if has_mlp else None
-    return Block(parts.position, build_residual(config, index, parts.branches, rate), channel)
-
-
-def build_mlp(config: ModelConfig, index: int) -> Mlp:
-    dim = config.dims[index]
-    hidden = max(1, int(config.mlp_ratio[index] * dim))
-    return Mlp(dim, hidden, activation(config.activation), bias=config.bias)
-
-
-def build_residual(
-    config: ModelConfig, index: int, mixers: Iterable[Callable[[Tensor, Grid], Tensor]], rate: float
-) -> Residual:
-    dim, scale = config.dims[index], config.branch_scale[index]
-    branches = [Branch(norm(config.norm, dim, bias=config.bias), mixer) for mixer in mixers]
-    scaling = SCALINGS.builder(scale)(dim, **vars(scale.options))
-    return Residual(branches, scaling, drop_rate=rate, skip=config.drop_path.form == "skip")
-
-
-def build_coscale(config: ModelConfig, parallel: Sequence[Sequence[BlockParts]]) -> CoscaleGroup | None:
-    """Parallel blocks from the parts that the mixers of the coarser stages made for them."""
-    if config.coscale is None:
-        return None
-    first, rate = len(config.dims) - config.coscale.scales, config.drop_path.rate
-    blocks = []
-    for parts in zip(*parallel, strict=True):
-        if config.coscale.exchange == "direct" and not all(mixer.crosses for part in parts for mixer in part.branches):
-            raise ConfigError("coscale exchange 'direct' needs a mixer that can look across scales: convattention.")
-        mlp = build_mlp(config, first)
-        token = [build_residual(config, first + at, part.branches, rate) for at, part in enumerate(parts)]
-        channel = [build_residual(config, first + at, [Shared(mlp)], rate) for at in range(len(parts))]
-        positions = [part.position for part in parts]
-        blocks.append(CoscaleBlock(positions, token, channel, mlp, config.coscale.exchange))
-    return CoscaleGroup(blocks, config.coscale.scales)

@@ -1,17 +1,13 @@
 """Weights in and out: every known layout in, safetensors out. Nothing in a file is ever executed."""
 
 import argparse
-import functools
 import json
 import os
 import pickle
-import re
 import tempfile
-import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbone import Backbone
+from mixlab.build import build
 from mixlab.config import ModelConfig
 from mixlab.errors import ConfigError, WeightsError
 from mixlab.grid import Grid
+from mixlab.layouts import best_layout
 
 METADATA_KEY = "mixlab"
 CLASSIFIER = "head.classifier."
@@ -223,46 +221,6 @@ def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-# -- layouts -------------------------------------------------------------------------------------
-
-Rules = list[tuple[re.Pattern[str], str]]
-
-
-@functools.cache
-def layouts() -> dict[str, Rules]:
-    """How other code names the parameters, from `configs/layouts`."""
-    found: dict[str, Rules] = {}
-    for file in (resources.files("mixlab") / "configs" / "layouts").iterdir():
-        for source, layout in tomllib.loads(file.read_text(encoding="utf-8")).items():
-            rules = [(re.compile(pattern), name) for pattern, name in layout["rename"]]
-            found[f"{file.name.removesuffix('.toml')} {source}"] = rules
-    return found
-
-
-def rename(key: str, rules: Rules) -> str:
-    """Our name for a key; empty if it is to be dropped."""
-    for pattern, name in rules:
-        match = pattern.fullmatch(key)
-        if match:
-            return match.expand(name)
-    return key
-
-
-def best_layout(origin: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under our names, by the layout that explains most of the keys."""
-    candidates = [{key: key for key in tensors}]
-    candidates += [{key: rename(key, rules) for key in tensors} for rules in layouts().values()]
-    names = max(candidates, key=lambda names: len(own.keys() & set(names.values())))
-    renamed: dict[str, Tensor] = {}
-    for key, value in tensors.items():
-        name = names[key]
-        if name in renamed and not torch.equal(renamed[name], value):
-            raise WeightsError(f"{origin} has two different tensors for {name}; {key!r} is the second.")
-        if name:
-            renamed[name] = value
-    return renamed
-
-
 # -- fitting -------------------------------------------------------------------------------------
 
 
@@ -295,7 +253,7 @@ def source_grids(model: Backbone, config: ModelConfig | None) -> tuple[Grid, ...
     if config.image_size == model.config.image_size:
         return model.reference_grids
     with torch.device("meta"):
-        return Backbone(config).reference_grids
+        return build(config).reference_grids
 
 
 def keep_own_classifier(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from os import PathLike
 from typing import Any
 
 from mixlab.backbone import Backbone
+from mixlab.build import build
 from mixlab.config import ModelConfig, override
 from mixlab.errors import ConfigError, near_misses
 
@@ -75,7 +76,7 @@ def create_model(name: str | None = None, *, weights: str | PathLike[str] | None
         config = configure(files.read_config(weights).plain(), overrides)
     else:
         config = model_config(name, **overrides)
-    model = Backbone(config)
+    model = build(config)
     if weights is not None:
         files.load_weights(model, weights, replace_classifier="num_classes" in overrides)
     return model

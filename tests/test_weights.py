@@ -10,7 +10,7 @@ from torch import Tensor
 
 import mixlab
 from mixlab.errors import WeightsError
-from mixlab.weights import layouts
+from mixlab.layouts import layouts
 from tests.golden import fill
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -255,8 +255,9 @@ def test_a_model_without_memory_gets_it_from_the_weights(tmp_path: Path) -> None
 
 
 def test_files_may_have_any_name(tmp_path: Path) -> None:
-    mixlab.save_weights(pico(), tmp_path / "m.pth")
-    mixlab.create_model(weights=tmp_path / "m.pth")
+    model = pico()
+    mixlab.save_weights(model, tmp_path / "m.pth")
+    assert_untouched(mixlab.create_model(weights=tmp_path / "m.pth"), state(model))
 
 
 def test_wrapped_models_are_saved_and_loaded(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mixlab.backbone import Backbone
+from mixlab.build import build
 from mixlab.config import ModelConfig
 from mixlab.evals.macs import macs_by_part
 from mixlab.grid import Grid
@@ -41,7 +42,7 @@ class PartSummary:
 def shadow(config: ModelConfig) -> Backbone:
     """The model without data."""
     with torch.device("meta"):
-        return Backbone(config)
+        return build(config)
 
 
 def count(module: nn.Module, *, trainable: bool) -> int:

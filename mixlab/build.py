@@ -1,0 +1,117 @@
+"""From a checked config to a model: parts are made first and handed in."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.backbone import Backbone, Block, Stage
+from mixlab.config import ModelConfig
+from mixlab.coscale import CoscaleBlock, CoscaleGroup
+from mixlab.errors import ConfigError, require
+from mixlab.grid import Grid
+from mixlab.heads import Readout
+from mixlab.layers import SCALINGS, Branch, Mlp, Residual, activation, norm
+from mixlab.mixers import MIXERS, BlockParts, Shared, StageParts
+from mixlab.position import PositionTable
+from mixlab.stems import Stem, stem
+
+
+def build(config: ModelConfig) -> Backbone:
+    """The model that a config describes, with fresh weights."""
+    first = stem(config.inherit(config.stem), config.in_channels, config.dims[0])
+    grid, stages = first.grid_after(Grid(*config.image_size)), []
+    rates = iter(config.drop_path.rates(sum(config.depths)))
+    parallel: list[Sequence[BlockParts]] = []
+    for index, (dim, depth) in enumerate(zip(config.dims, config.depths, strict=True)):
+        downsample = stem(config.downsample[index - 1], config.dims[index - 1], dim) if index else None
+        grid = grid if downsample is None else downsample.grid_after(grid)
+        require(grid.height > 0 and grid.width > 0, f"a grid in every stage of {config.name!r}; got {grid}.")
+        parts = build_parts(config, index, Grid(grid.height, grid.width, config.class_tokens[index]))
+        stages.append(build_stage(config, index, grid, parts, downsample, rates))
+        parallel += [parts.blocks[depth:]] if len(parts.blocks) > depth else []
+    readout = Readout(
+        config.pool,
+        config.dims[-1],
+        scales=config.coscale.scales if config.coscale else 1,
+        norm_first=config.final_norm == "before_pool",
+        eps=config.final_norm_eps,
+    )
+    return Backbone(config, first, stages, build_coscale(config, parallel), readout)
+
+
+def build_parts(config: ModelConfig, index: int, grid: Grid) -> StageParts:
+    """A mixer's parts for the blocks of a stage, and behind them for the parallel blocks on its scale."""
+    choice, depth = config.mixer(index), config.depths[index]
+    if config.coscale is not None and index >= len(config.dims) - config.coscale.scales:
+        depth += config.coscale.blocks
+    parts = MIXERS.builder(choice)(choice.options, config.dims[index], depth, grid)
+    if len(parts.blocks) != depth:
+        raise ConfigError(f"Mixer {choice.name!r} made {len(parts.blocks)} blocks where {depth} were asked for.")
+    return parts
+
+
+def build_stage(
+    config: ModelConfig, index: int, grid: Grid, parts: StageParts, downsample: Stem | None, rates: Iterator[float]
+) -> Stage:
+    """A stage from the first parts of its mixer; `rates` yields one drop rate per block."""
+    dim, class_tokens = config.dims[index], config.class_tokens[index]
+    blocks = [build_block(config, index, block, next(rates)) for block in parts.blocks[: config.depths[index]]]
+    last = index == len(config.dims) - 1
+    if last and config.pool.name == "class_token" and not any(m.mixes_class_tokens for b in blocks for m in b.mixers):
+        raise ConfigError(
+            f"pool 'class_token' reads class tokens that never see the image: mixer {config.mixers[index].name!r} of "
+            f"the last stage is purely spatial. Use pool = 'mean', or a mixer such as attention there."
+        )
+    return Stage(
+        blocks,
+        downsample=downsample,
+        class_token=build_class_token(class_tokens, dim) if class_tokens else None,
+        position=PositionTable(grid, dim) if config.position_embedding and index == 0 else None,
+        shared=parts.shared,
+    )
+
+
+def build_class_token(count: int, dim: int) -> nn.Parameter:
+    token = nn.Parameter(torch.empty(1, count, dim))
+    nn.init.trunc_normal_(token, std=0.02)
+    return token
+
+
+def build_block(config: ModelConfig, index: int, parts: BlockParts, rate: float) -> Block:
+    own_channel_mixing = all(mixer.mixes_channels for mixer in parts.branches)
+    has_mlp = not own_channel_mixing if config.channel_mlp is None else config.channel_mlp
+    channel = build_residual(config, index, [build_mlp(config, index)], rate) if has_mlp else None
+    return Block(parts.position, build_residual(config, index, parts.branches, rate), channel)
+
+
+def build_mlp(config: ModelConfig, index: int) -> Mlp:
+    dim = config.dims[index]
+    hidden = max(1, int(config.mlp_ratio[index] * dim))
+    return Mlp(dim, hidden, activation(config.activation), bias=config.bias)
+
+
+def build_residual(
+    config: ModelConfig, index: int, mixers: Iterable[Callable[[Tensor, Grid], Tensor]], rate: float
+) -> Residual:
+    dim, scale = config.dims[index], config.branch_scale[index]
+    branches = [Branch(norm(config.norm, dim, bias=config.bias), mixer) for mixer in mixers]
+    scaling = SCALINGS.builder(scale)(dim, **vars(scale.options))
+    return Residual(branches, scaling, drop_rate=rate, skip=config.drop_path.form == "skip")
+
+
+def build_coscale(config: ModelConfig, parallel: Sequence[Sequence[BlockParts]]) -> CoscaleGroup | None:
+    """Parallel blocks from the parts that the mixers of the coarser stages made for them."""
+    if config.coscale is None:
+        return None
+    first, rate = len(config.dims) - config.coscale.scales, config.drop_path.rate
+    blocks = []
+    for parts in zip(*parallel, strict=True):
+        if config.coscale.exchange == "direct" and not all(mixer.crosses for part in parts for mixer in part.branches):
+            raise ConfigError("coscale exchange 'direct' needs a mixer that can look across scales: convattention.")
+        mlp = build_mlp(config, first)
+        token = [build_residual(config, first + at, part.branches, rate) for at, part in enumerate(parts)]
+        channel = [build_residual(config, first + at, [Shared(mlp)], rate) for at in range(len(parts))]
+        positions = [part.position for part in parts]
+        blocks.append(CoscaleBlock(positions, token, channel, mlp, config.coscale.exchange))
+    return CoscaleGroup(blocks, config.coscale.scales)
