@@ -281,9 +281,10 @@ class Backbone(nn.Module):
         def to_map(tokens: Tensor, image_size: tuple[int, int]) -> Tensor:
             return self.grids(*image_size)[-1].to_map(tokens)
 
-        if self.coscale is None:
-            return self.stages[-1].blocks[-1], to_map
-        return self.coscale.blocks[-1].channel[-1], to_map
+        if self.config.pool.name == "class_token":  # behind the last mixing the image tokens are not read any more
+            last = self.stages[-1].blocks[-1].token if self.coscale is None else self.coscale.blocks[-1].token[-1]
+            return last.branches[0].norm, to_map
+        return (self.stages[-1].blocks[-1] if self.coscale is None else self.coscale.blocks[-1].channel[-1]), to_map
 
     @property
     def explanations(self) -> dict[str, tuple[str, ...]]:

@@ -37,7 +37,21 @@ def build(config: ModelConfig) -> Backbone:
         norm_first=config.final_norm == "before_pool",
         eps=config.final_norm_eps,
     )
+    if config.pool.name == "class_token":
+        check_class_tokens(config, stages)
     return Backbone(config, first, stages, build_coscale(config, parallel), readout)
+
+
+def check_class_tokens(config: ModelConfig, stages: Sequence[Stage]) -> None:
+    """Class tokens that are read must have seen the image: through their mixer, or through an exchange of scales."""
+    read = stages[-(config.coscale.scales if config.coscale else 1) :]
+    seeing = [any(mixer.mixes_class_tokens for block in stage.blocks for mixer in block.mixers) for stage in read]
+    exchanged = config.coscale is not None and config.coscale.exchange != "none"
+    if not (any(seeing) if exchanged else all(seeing)):
+        raise ConfigError(
+            "pool 'class_token' reads class tokens that never see the image: the mixer of that stage is purely "
+            "spatial. Use pool = 'mean', or a mixer such as attention there."
+        )
 
 
 def build_parts(config: ModelConfig, index: int, grid: Grid) -> StageParts:
@@ -57,12 +71,6 @@ def build_stage(
     """A stage from the first parts of its mixer; `rates` yields one drop rate per block."""
     dim, class_tokens = config.dims[index], config.class_tokens[index]
     blocks = [build_block(config, index, block, next(rates)) for block in parts.blocks[: config.depths[index]]]
-    last = index == len(config.dims) - 1
-    if last and config.pool.name == "class_token" and not any(m.mixes_class_tokens for b in blocks for m in b.mixers):
-        raise ConfigError(
-            f"pool 'class_token' reads class tokens that never see the image: mixer {config.mixers[index].name!r} of "
-            f"the last stage is purely spatial. Use pool = 'mean', or a mixer such as attention there."
-        )
     return Stage(
         blocks,
         downsample=downsample,
@@ -109,6 +117,8 @@ def build_coscale(config: ModelConfig, parallel: Sequence[Sequence[BlockParts]])
     for parts in zip(*parallel, strict=True):
         if config.coscale.exchange == "direct" and not all(mixer.crosses for part in parts for mixer in part.branches):
             raise ConfigError("coscale exchange 'direct' needs a mixer that can look across scales: convattention.")
+        if any(mixer.mixes_channels for part in parts for mixer in part.branches) and config.channel_mlp is None:
+            raise ConfigError("coscale shares one MLP between its scales, but a mixer there mixes channels itself.")
         mlp = build_mlp(config, first)
         token = [build_residual(config, first + at, part.branches, rate) for at, part in enumerate(parts)]
         channel = [build_residual(config, first + at, [Shared(mlp)], rate) for at in range(len(parts))]

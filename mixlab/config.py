@@ -103,6 +103,7 @@ class ModelConfig:
         self.check_images()
         if self.coscale is not None:
             self.check_coscale(self.coscale.scales)
+            require(self.channel_mlp is not False, "channel_mlp for coscale: its parallel blocks share an MLP.")
         if self.num_classes < 0:
             raise ConfigError(f"num_classes must be 0 (features only) or more; got {self.num_classes}.")
         if not 0 <= self.drop_path.rate < 1:
@@ -130,7 +131,7 @@ class ModelConfig:
             )
 
     def check_coscale(self, scales: int) -> None:
-        for field in ("dims", "class_tokens", "branch_scale"):
+        for field in ("dims", "class_tokens", "mlp_ratio"):
             values = getattr(self, field)[-scales:]
             require(
                 len(values) == scales and all(value == values[0] for value in values),

@@ -20,7 +20,10 @@ Position = Callable[[Tensor, Grid], Tensor]
 
 @dataclass(frozen=True)
 class Coscale:
-    """Parallel blocks over the last `scales` stages. Table 7: exchange by interpolation, directly, or not at all."""
+    """Parallel blocks over the last `scales` stages. Table 7: exchange by interpolation, directly, or not at all.
+
+    Stochastic depth masks token mixing there in both of its forms: what is exchanged belongs to all samples.
+    """
 
     blocks: int = 6
     scales: int = 3

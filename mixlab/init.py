@@ -32,7 +32,8 @@ def xavier_lecun(layer: Layer, parent: nn.Module | None) -> None:
     elif isinstance(layer, nn.Linear):
         nn.init.xavier_uniform_(layer.weight)
     else:
-        nn.init.trunc_normal_(layer.weight, std=layer.weight[0].numel() ** -0.5 / TRUNCATED_STD)
+        std = layer.weight[0].numel() ** -0.5 / TRUNCATED_STD
+        nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
     if isinstance(parent, Mlp) and layer.bias is not None:
         nn.init.normal_(layer.bias, std=1e-6)
 

@@ -24,8 +24,8 @@ class PositionTable(nn.Module):
         return tokens + grid.behind_zeros(table).to(tokens.dtype)
 
     def resize(self, name: str, value: Tensor, source: Grid | None) -> Tensor:
-        """A stored table of another grid on this one's."""
-        return resample_table(value, self.grid)
+        """A stored table of another grid on this one's; what is no table is left for the caller to report."""
+        return resample_table(value, self.grid) if value.ndim == 4 else value
 
 
 def resample_table(table: Tensor, grid: Grid) -> Tensor:

@@ -138,10 +138,11 @@ def test_weight_decay_spares_vectors_and_class_tokens() -> None:
 def test_the_class_activation_layer_gives_a_map_of_the_image() -> None:
     model, image, seen = small("caformer_s18").eval(), torch.randn(1, 3, 64, 96), []
     layer, to_map = model.class_activation
-    handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(to_map(output, (64, 96))))
-    model(image)
+    handle = layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    score = model(image)[0, 3]
     handle.remove()
-    torch.testing.assert_close(seen[0], model.pyramid(image)[-1])
+    torch.testing.assert_close(to_map(seen[0], (64, 96)), model.pyramid(image)[-1])
+    assert torch.autograd.grad(score, seen[0])[0].abs().sum() > 0
 
 
 def test_blocks_explain_themselves() -> None:
@@ -285,6 +286,11 @@ def test_a_mixer_with_its_own_channel_mixing_has_no_mlp_unless_asked() -> None:
 
 def test_a_mixer_may_draw_its_own_weights() -> None:
     assert (whole().state_dict()["stages.0.blocks.0.token.branches.0.mixer.linear.weight"] == 7).all()
+
+
+def test_sequencers_convolutions_start_with_unit_fan_in() -> None:
+    weight = mixlab.create_model("sequencer2d_s").state_dict()["stages.1.downsample.conv.weight"]
+    assert weight.std().item() * weight[0].numel() ** 0.5 == pytest.approx(1, rel=0.02)
 
 
 def test_fresh_weights_have_the_papers_spread() -> None:

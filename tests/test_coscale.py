@@ -78,11 +78,25 @@ def test_the_facts_cover_the_group() -> None:
     assert sorted(name for names in order.values() for name in names) == sorted(n for n, _ in model.named_parameters())
     assert list(order)[-3:] == ["coscale.blocks.0", "coscale.blocks.1", "head"]
     assert "stages.2.class_token" in model.no_decay
+
+
+@pytest.mark.parametrize("name", ["coat_tiny", "coat_lite_tiny"])
+def test_class_activation_maps_see_the_image_tokens(name: str) -> None:
+    """The class token alone is read at the end, so the map comes from in front of the last mixing."""
+    model, seen = mixlab.create_model(name, **SMALL).eval(), []
     layer, to_map = model.class_activation
-    seen: list[torch.Tensor] = []
-    layer.register_forward_hook(lambda module, inputs, output: seen.append(to_map(output, (64, 96))))
-    maps = model.eval().pyramid(torch.randn(1, 3, 64, 96))
-    assert torch.equal(seen[0], maps[-1])
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    score = model(torch.randn(1, 3, 64, 96))[0, 3]
+    gradient = to_map(torch.autograd.grad(score, seen[-1])[0], (64, 96))
+    assert gradient.shape == (1, 24, 2, 3)
+    assert gradient.abs().sum() > 0
+
+
+def test_class_tokens_may_see_the_image_through_the_exchange() -> None:
+    mixers = ["convattention", "convattention", "convattention", "pool"]
+    assert coat(mixers=mixers)(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+    with pytest.raises(ConfigError, match="never see the image"):
+        coat("none", mixers=mixers)
 
 
 def test_checkpointing_and_stochastic_depth_reach_the_group() -> None:
@@ -98,6 +112,8 @@ def test_checkpointing_and_stochastic_depth_reach_the_group() -> None:
     [
         ({"dims": [16, 24, 32, 24]}, "same dims in the last 3 stages"),
         ({"class_tokens": [1, 1, 1, 2]}, "same class_tokens"),
+        ({"mlp_ratio": [4, 4, 2, 4]}, "same mlp_ratio"),
+        ({"channel_mlp": False}, "share an MLP"),
         ({"coscale": {"scales": 1}}, "2 scales or more"),
         ({"coscale": {"exchange": "direct"}, "mixers": "attention"}, "look across scales"),
         ({"coscale": {"exchange": "telepathy"}}, "one of 'interpolation', 'direct', 'none'"),

@@ -66,6 +66,33 @@ def test_every_layout_rule_is_a_pattern_with_a_name() -> None:
             assert pattern.groups >= name.count("\\"), pattern
 
 
+def test_every_layout_rule_matches_a_key_of_the_code_it_is_for() -> None:
+    import timm
+
+    keys = {key for path in GOLDEN.glob("*.json") for key in json.loads(path.read_text()).get("keys", ())}
+    keys |= {key for name in TIMM for key in timm.create_model(name).state_dict()}
+    keys |= {f"stages.{at}.layer_scale{number}.scale" for at in ("0.0", "0.blocks.0") for number in (1, 2)}  # ablations
+    for layout, rules in layouts().items():
+        for pattern, _ in rules:
+            assert any(pattern.fullmatch(key) for key in keys), f"{layout}: {pattern.pattern}"
+
+
+def test_a_position_table_of_another_shape_is_reported() -> None:
+    model = mixlab.create_model("v_sequencer_s_pe", dims=[16] * 4, depths=[1] * 4)
+    tensors = model.state_dict() | {"stages.0.position.table": torch.zeros(1, 256, 16)}
+    with pytest.raises(WeightsError, match=r"mis-shaped: stages.0.position.table"):
+        mixlab.load_weights(model, tensors)
+
+
+def test_position_tables_follow_the_image_size(tmp_path: Path) -> None:
+    small = mixlab.create_model("v_sequencer_s_pe", dims=[16] * 4, depths=[1] * 4, num_classes=2).eval()
+    mixlab.save_weights(small, tmp_path / "m.safetensors")
+    large = mixlab.create_model(weights=tmp_path / "m.safetensors", image_size=(280, 224)).eval()
+    image = torch.randn(1, 3, 280, 224)
+    torch.testing.assert_close(large.embed(image), small.embed(image))
+    assert large.state_dict()["stages.0.position.table"].shape == (1, 20, 16, 16)
+
+
 def test_a_saved_model_is_rebuilt_whole(tmp_path: Path) -> None:
     model = mixlab.create_model(
         "caformer_pico", mixers=["pool", "sepconv", {"name": "attention", "head_dim": 16}, "random"], num_classes=3

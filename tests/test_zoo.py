@@ -116,13 +116,21 @@ def test_every_position_and_factorisation_variant_of_coat_builds_and_trains(name
 
 @pytest.mark.parametrize(
     ("name", "params", "macs"),
-    [("coat_lite_tiny", 5.6, 1.6), ("coat_tiny", 5.5, 4.3), ("coat_lite_mini", 11, 1.9), ("coat_mini", 10, 6.7)],
+    [
+        ("coat_lite_tiny", 5.6, 1.6),
+        ("coat_tiny", 5.5, 4.3),
+        ("coat_lite_mini", 11, 1.9),
+        ("coat_mini", 10, 6.7),
+        ("coat_lite_small", 19, 3.9),
+    ],
 )
 def test_coat_without_relative_positions_is_table_6(name: str, params: float, macs: float) -> None:
     with torch.device("meta"):
         model = mixlab.create_model(name, mixers={"name": "convattention", "relative_position": False})
     count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    assert abs(count - params) <= (0.1 if params < 10 else 0.5)  # the table rounds some figures down: 5.698 to 5.6
+    assert abs(count - params) <= (
+        0.1 if params < 10 else 0.85
+    )  # the table cuts some figures: 5.698 to 5.6, 19.81 to 19
     assert abs(mixlab.macs(model, 224) / 1e9 - macs) <= 0.1  # 1.972 to 1.9
 
 
@@ -134,6 +142,8 @@ def test_every_variant_of_the_sequencer_builds_and_trains(name: str) -> None:
     assert model.get_parameter("head.classifier.weight").grad is not None
     model.embed(image).square().sum().backward()
     assert all(p.grad is not None for n, p in model.named_parameters() if not n.startswith("head."))
+    assert image.grad is not None
+    assert image.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ class ConvAttentionOptions:
 class ConvPosition(nn.Module):
     """Image tokens plus a depthwise convolution over them; class tokens pass (Conv-Pos)."""
 
-    def __init__(self, dim: int, kernel: int = 3) -> None:
+    def __init__(self, dim: int, *, bias: bool, kernel: int = 3) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(dim, dim, kernel, padding=kernel // 2, groups=dim)
+        self.conv = nn.Conv2d(dim, dim, kernel, padding=kernel // 2, groups=dim, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         placed = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
@@ -56,11 +56,11 @@ class ConvPosition(nn.Module):
 class ConvRelativePosition(nn.Module):
     """Query times depthwise convolution of the value, with a window per group of heads (Conv-Rel-Pos, Eq. 10)."""
 
-    def __init__(self, widths: list[int], windows: tuple[int, ...]) -> None:
+    def __init__(self, widths: list[int], windows: list[int], *, bias: bool) -> None:
         super().__init__()
         self.widths = widths
         self.convs = nn.ModuleList(
-            nn.Conv2d(width, width, window, padding=window // 2, groups=width)
+            nn.Conv2d(width, width, window, padding=window // 2, groups=width, bias=bias)
             for width, window in zip(widths, windows, strict=True)
         )
 
@@ -122,11 +122,12 @@ def build_stage(options: ConvAttentionOptions, dim: int, depth: int, reference_g
     heads = heads_up_to(dim, options.heads)
     shared = nn.ModuleDict()
     if options.position:
-        shared["position"] = ConvPosition(dim)
+        shared["position"] = ConvPosition(dim, bias=bool(options.bias))
     if options.relative_position:
         counts = split_heads(heads, options.window_heads)
         kept = [(count * dim // heads, window) for count, window in zip(counts, options.windows, strict=True) if count]
-        shared["relative_position"] = ConvRelativePosition([width for width, _ in kept], tuple(w for _, w in kept))
+        widths, windows = [width for width, _ in kept], [window for _, window in kept]
+        shared["relative_position"] = ConvRelativePosition(widths, windows, bias=bool(options.bias))
     position = Shared(shared["position"]) if options.position else None
     relative = Shared(shared["relative_position"]) if options.relative_position else None
     blocks = [BlockParts([ConvAttention(dim, heads, options, relative)], position) for _ in range(depth)]

@@ -16,12 +16,16 @@ Axis = Literal["vertical", "horizontal"]
 
 @dataclass(frozen=True)
 class RecurrentOptions:
-    """`hidden_ratio`: the cell's width D as a share of the channels. `fusion`: a linear layer behind the cells."""
+    """`hidden_ratio`: the cell's width D as a share of the channels. `fusion`: a linear layer behind the cells.
+
+    `bias` of that layer is the model's own unless given; the cells always have theirs.
+    """
 
     cell: Cell = "lstm"
     bidirectional: bool = True
     hidden_ratio: float = 0.5
     fusion: bool = False
+    bias: bool | None = None
 
     def __post_init__(self) -> None:
         if self.hidden_ratio <= 0:
@@ -108,14 +112,14 @@ class Recurrent2d(Mixer):
         return grid.behind_zeros(mixed if self.fusion is None else self.fusion(mixed))
 
 
-def fusion_layer(width: int, dim: int, *, fusion: bool) -> nn.Linear | None:
+def fusion_layer(width: int, dim: int, options: RecurrentOptions) -> nn.Linear | None:
     """The layer that brings `width` back to the model's; without it the two must be equal."""
-    if not fusion and width != dim:
+    if not options.fusion and width != dim:
         raise ConfigError(
             f"Without fusion a recurrent mixer must give as many channels as it takes; it gives {width} for {dim}. "
             f"Set fusion = true, or choose hidden_ratio, axes and merge so that the widths agree."
         )
-    return nn.Linear(width, dim) if fusion else None
+    return nn.Linear(width, dim, bias=bool(options.bias)) if options.fusion else None
 
 
 def hidden_width(options: RecurrentOptions, dim: int) -> int:
@@ -126,7 +130,7 @@ def hidden_width(options: RecurrentOptions, dim: int) -> int:
 def build_stage(options: RecurrentOptions, dim: int, depth: int, reference_grid: Grid) -> StageParts:
     def mixer() -> Recurrent1d:
         layer = RecurrentLayer(dim, hidden_width(options, dim), options.cell, bidirectional=options.bidirectional)
-        return Recurrent1d(layer, fusion_layer(layer.width, dim, fusion=options.fusion))
+        return Recurrent1d(layer, fusion_layer(layer.width, dim, options))
 
     return StageParts.of(mixer() for _ in range(depth))
 
@@ -142,6 +146,6 @@ def build_stage_2d(options: Recurrent2dOptions, dim: int, depth: int, reference_
         layers = [layer("vertical"), layer("horizontal")]
         widths = [one.width for one in layers if one is not None]
         width = sum(widths) if options.merge == "concatenate" else widths[0]
-        return Recurrent2d(layers[0], layers[1], options.merge, fusion_layer(width, dim, fusion=options.fusion))
+        return Recurrent2d(layers[0], layers[1], options.merge, fusion_layer(width, dim, options))
 
     return StageParts.of(mixer() for _ in range(depth))

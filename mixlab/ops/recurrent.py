@@ -63,7 +63,7 @@ def recurrent(cell: Cell, sequences: Tensor, directions: Sequence[Direction]) ->
     """`recurrent_reference` by PyTorch's own kernels, with gradients in any mode.
 
     The flag that PyTorch calls `train` only decides whether cuDNN keeps what a backward pass needs; there is no dropout
-    that it could switch on. On a CPU the arithmetic is float32 under autocast: float16 kernels do not exist there.
+    that it could switch on. Under autocast on a CPU it computes in float32: the float16 kernel raises.
     """
     if sequences.is_meta:
         return recurrent_shape(sequences, directions)

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,7 +12,8 @@ from mixlab.grid import Grid
 def resample_map(values: Tensor, target: Grid) -> Tensor:
     """A (B, C, H, W) map on the target grid: bilinear between cell centres, smoothed where it shrinks."""
     size = (target.height, target.width)
-    return F.interpolate(values.float(), size, mode="bilinear", antialias=True).to(values.dtype)
+    exact = values if values.dtype is torch.float64 else values.float()
+    return F.interpolate(exact, size, mode="bilinear", antialias=True).to(values.dtype)
 
 
 def resample_mixing_matrix(matrix: Tensor, source: Grid, target: Grid) -> Tensor:

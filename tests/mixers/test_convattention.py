@@ -32,12 +32,18 @@ class TestConvAttention(MixerContract):
             start = 4 * seen[which]
             seen[which] += 1
             image = value[:, 1:, part].transpose(1, 2).unflatten(2, (3, 4))
-            kernel, bias = conv.weight[start : start + 4], conv.bias[start : start + 4]  # type: ignore[index]
-            near = nn.functional.conv2d(image, kernel, bias, padding=conv.padding, groups=4).flatten(2).transpose(1, 2)
+            kernel = conv.weight[start : start + 4]
+            near = nn.functional.conv2d(image, kernel, None, padding=conv.padding, groups=4).flatten(2).transpose(1, 2)
             relative = nn.functional.pad(query[:, 1:, part] * near, (0, 0, 1, 0))
             heads.append(query[..., part] @ context * 4**-0.5 + relative)
         expected = held.mixer.project(torch.cat(heads, -1))  # type: ignore[operator]
         torch.testing.assert_close(held(tokens, grid), expected)
+
+
+class TestConvAttentionWithBias(MixerContract):
+    name = "convattention"
+    spatial = False
+    options = {"bias": True}
 
 
 class TestBareFactorisedAttention(MixerContract):

@@ -51,6 +51,7 @@ def test_shapes_are_known_without_data() -> None:
 def test_autocast_computes_in_float32(dtype: torch.dtype) -> None:
     weights = directions("lstm", 2, torch.float32)
     sequences = torch.randn(4, 6, 5)
+    expected = recurrent("lstm", sequences, weights)
     with torch.autocast("cpu", dtype):
-        assert torch.equal(recurrent("lstm", sequences, weights), recurrent("lstm", sequences, weights))
+        assert torch.equal(recurrent("lstm", sequences, weights), expected)
         assert recurrent("lstm", sequences.to(dtype), weights).dtype is torch.float32
