@@ -13,7 +13,8 @@ from mixlab.errors import CompileError
 from mixlab.mixers import Mixer
 
 OUTPUT_BOUND = 1e-4  # of the logits' std
-GRADIENT_BOUND = 1e-3  # of each gradient's largest entry
+GRADIENT_BOUND = 1e-3  # of each gradient's largest entry, ...
+CANCELLATION = 1e-5  # ... plus this share of the model's largest: sums of millions that nearly cancel keep few digits
 
 
 def prepare(model: mixlab.Backbone, side: int) -> tuple[torch.Tensor, list[torch.nn.Parameter]]:
@@ -36,12 +37,12 @@ def check_gradients(
     """Compiled gradients in train mode equal those of an eager copy."""
     eager = copy.deepcopy(model).train()
     eager(image).square().sum().backward()
-    reference = [p.grad for p in eager.parameters() if p.requires_grad]
+    reference = [p.grad for p in eager.parameters() if p.requires_grad and p.grad is not None]
     model.train()
     gradients = torch.autograd.grad(compiled(image).square().sum(), parameters)
+    noise = CANCELLATION * max(plain.abs().max() for plain in reference)
     for gradient, plain in zip(gradients, reference, strict=True):
-        assert plain is not None
-        assert (gradient - plain).abs().max() <= GRADIENT_BOUND * plain.abs().max()
+        assert (gradient - plain).abs().max() <= GRADIENT_BOUND * plain.abs().max() + noise
 
 
 def check_compiled(model: mixlab.Backbone, side: int, *, whole: bool) -> None:
