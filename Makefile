@@ -23,13 +23,13 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## lint and every quick test (2 cores, about 4 minutes)
+test: lint ## lint and every quick test (2 cores, about 5 minutes)
 	$(BIN)/python -m pytest -n 2 -m "not heavy"
 
-parity: $(INSTALLED) ## every model at full size beside timm, forward and backward (8 GB, about 15 minutes)
+parity: $(INSTALLED) ## every model at full size beside timm, forward and backward (8 GB, about 20 minutes)
 	$(BIN)/python -m pytest -m heavy tests/test_full_size.py
 
-compile-all: $(INSTALLED) ## torch.compile of every model, outputs and gradients (g++, about an hour)
+compile-all: $(INSTALLED) ## torch.compile of every model, outputs and gradients (g++, about two hours)
 	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy/test_compile.py
 
 bench: $(INSTALLED) ## images per second beside timm, and cold compile time (2 quiet cores, g++)

@@ -13,6 +13,9 @@ import mixlab
 import timm  # isort: skip  (after mixlab, which mends a torchvision without operators)
 
 
+DEFAULT = ["convformer_s18", "caformer_s18", "poolformerv2_s12", "sequencer2d_s", "coat_lite_small", "coat_tiny"]
+
+
 def seconds(model: torch.nn.Module, image: torch.Tensor) -> float:
     start = time.perf_counter()
     model(image)
@@ -38,7 +41,7 @@ def compare(name: str, batch: int, side: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=["convformer_s18", "caformer_s18", "poolformerv2_s12"])
+    parser.add_argument("names", nargs="*", default=DEFAULT)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=10)
