@@ -27,7 +27,7 @@ test: lint ## lint and every quick test (2 cores, about 5 minutes)
 	$(BIN)/python -m pytest -n 2 -m "not heavy"
 
 parity: $(INSTALLED) ## every model at full size beside timm, forward and backward (8 GB, about 20 minutes)
-	$(BIN)/python -m pytest -m heavy tests/test_full_size.py
+	$(BIN)/python -m pytest -m heavy tests/test_full_size.py tests/test_distributed.py
 
 compile-all: $(INSTALLED) ## torch.compile of every model, outputs and gradients (g++, about two hours)
 	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy/test_compile.py
