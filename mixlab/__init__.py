@@ -3,6 +3,7 @@
 from mixlab import guards
 
 guards.mend_torchvision()  # before anything imports torchvision or timm
+guards.keep_freed_memory()
 
 from mixlab.backbone import Backbone  # noqa: E402
 from mixlab.errors import MixlabError  # noqa: E402

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixlab.choices import coerce
-from mixlab.config import MIN_SIDE, ModelConfig
+from mixlab.config import MIN_SIDE, TWELFTHS, ModelConfig
 from mixlab.coscale import CoscaleBlock, CoscaleGroup, Output
 from mixlab.errors import ConfigError, ImageError, near_misses
 from mixlab.grid import Grid
@@ -73,6 +73,7 @@ class Stage(nn.Module):
         class_token: nn.Parameter | None,
         position: PositionTable | None,
         shared: nn.Module | None,
+        blocks_per_layer: int = 1,
     ) -> None:
         super().__init__()
         self.downsample = downsample
@@ -80,6 +81,7 @@ class Stage(nn.Module):
         self.position = position
         self.shared = shared
         self.blocks: Modules[Block] = Modules(blocks)
+        self.blocks_per_layer = blocks_per_layer
         self.checkpointing = False
 
     def forward(self, tokens: Tensor, grid: Grid, visit: Visit | None = None) -> Output:
@@ -119,14 +121,15 @@ class Backbone(nn.Module):
         super().__init__()
         self.config = config
         self.class_names: tuple[str, ...] = ()
-        self.channels = config.dims
+        self.channels = config.dims * (len(config.taps) or 1)
         self.stem = stem
         self.stages: Modules[Stage] = Modules(stages)
         self.coscale = coscale
         self.readout = readout
-        self.head = head(config.head, config.dims[-1], config.num_classes)
+        self.head = head(config.head, readout.width, config.num_classes)
         steps = [stem, *(stage.downsample for stage in stages if stage.downsample is not None)]
         self.strides = tuple(itertools.accumulate((step.stride for step in steps), operator.mul))
+        self.strides *= len(config.taps) or 1
         self.reference_grids = self.grids(*config.image_size)
         initialise(self, config.init)
 
@@ -161,8 +164,19 @@ class Backbone(nn.Module):
         return outputs if self.coscale is None else self.coscale(outputs, visit)
 
     def pyramid(self, image: Tensor) -> list[Tensor]:
-        """One NCHW map per stage, at the strides and channels that the model states."""
+        """One NCHW map per stage, or per tap of a single stage, at the strides and channels that the model states."""
+        if self.config.taps:
+            maps = self.intermediates(image, dict.fromkeys(self.pyramid_names))
+            return [maps[name] for name in self.pyramid_names]
         return [grid.to_map(tokens) for tokens, grid in self.features(image)]
+
+    @property
+    def pyramid_names(self) -> tuple[str, ...]:
+        """The intermediates that are the maps of `pyramid`."""
+        if not self.config.taps:
+            return tuple(f"stages.{index}" for index in range(len(self.stages)))
+        depth = len(self.stages[0].blocks)
+        return tuple(f"stages.0.blocks.{max(1, round(depth * tap / TWELFTHS)) - 1}" for tap in self.config.taps)
 
     def intermediates(self, image: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
         """The NCHW maps behind named places (see `intermediate_names`), in the order asked for."""
@@ -196,7 +210,7 @@ class Backbone(nn.Module):
             self.head.classifier = nn.Linear(self.head.width, num_classes).to(like.device, like.dtype)
             initialise(self.head.classifier, config.init, self.head)
         else:
-            self.head = head(config.head, config.dims[-1], num_classes).to(like.device, like.dtype)
+            self.head = head(config.head, self.readout.width, num_classes).to(like.device, like.dtype)
             initialise(self.head, config.init)
         self.config, self.class_names = config, ()
 
@@ -252,13 +266,19 @@ class Backbone(nn.Module):
     def layer_order(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Layers from the image to the head, each with the names of its parameters; every parameter is in one.
 
-        What a stage has beside its blocks (downsampling, class tokens, shared parts) belongs to its first block.
+        What a stage has beside its blocks (downsampling, class tokens, shared parts) belongs to its first block. Where
+        a mixer asks for it (two mLSTM blocks, one each way), several blocks are one layer under the first one's name.
         """
-        owner = {id(p): name for name, block in self.blocks.items() for p in block.parameters()}
+        layer_of = {name: name for name in self.blocks}
+        for index, stage in enumerate(self.stages):
+            for block in range(len(stage.blocks)):
+                first = block - block % stage.blocks_per_layer
+                layer_of[f"stages.{index}.blocks.{block}"] = f"stages.{index}.blocks.{first}"
+        owner = {id(p): layer_of[name] for name, block in self.blocks.items() for p in block.parameters()}
         owner |= {id(p): "stem" for p in self.stem.parameters()}
         for index, stage in enumerate(self.stages):
             owner = {id(p): f"stages.{index}.blocks.0" for p in stage.parameters()} | owner
-        groups: dict[str, list[str]] = {name: [] for name in ("stem", *self.blocks, "head")}
+        groups: dict[str, list[str]] = {name: [] for name in ("stem", *layer_of.values(), "head")}
         for name, parameter in self.named_parameters():
             groups[owner.get(id(parameter), "head")].append(name)
         return tuple((name, tuple(parameters)) for name, parameters in groups.items())
@@ -281,7 +301,7 @@ class Backbone(nn.Module):
         def to_map(tokens: Tensor, image_size: tuple[int, int]) -> Tensor:
             return self.grids(*image_size)[-1].to_map(tokens)
 
-        if self.config.pool.name == "class_token":  # behind the last mixing the image tokens are not read any more
+        if not self.readout.pool.reads_whole_image:  # behind the last mixing most image tokens are not read any more
             last = self.stages[-1].blocks[-1].token if self.coscale is None else self.coscale.blocks[-1].token[-1]
             return last.branches[0].norm, to_map
         return (self.stages[-1].blocks[-1] if self.coscale is None else self.coscale.blocks[-1].channel[-1]), to_map

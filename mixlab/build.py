@@ -10,7 +10,7 @@ from mixlab.config import ModelConfig
 from mixlab.coscale import CoscaleBlock, CoscaleGroup
 from mixlab.errors import ConfigError, require
 from mixlab.grid import Grid
-from mixlab.heads import Readout
+from mixlab.heads import Readout, pool
 from mixlab.layers import SCALINGS, Branch, Mlp, Residual, activation, norm
 from mixlab.mixers import MIXERS, BlockParts, Shared, StageParts
 from mixlab.position import PositionTable
@@ -31,13 +31,13 @@ def build(config: ModelConfig) -> Backbone:
         stages.append(build_stage(config, index, grid, parts, downsample, rates))
         parallel += [parts.blocks[depth:]] if len(parts.blocks) > depth else []
     readout = Readout(
-        config.pool,
+        pool(config.pool, config.class_tokens[-1]),
         config.dims[-1],
         scales=config.coscale.scales if config.coscale else 1,
         norm_first=config.final_norm == "before_pool",
         eps=config.final_norm_eps,
     )
-    if config.pool.name == "class_token":
+    if readout.pool.reads_class_tokens:
         check_class_tokens(config, stages)
     return Backbone(config, first, stages, build_coscale(config, parallel), readout)
 
@@ -75,9 +75,14 @@ def build_stage(
         blocks,
         downsample=downsample,
         class_token=build_class_token(class_tokens, dim) if class_tokens else None,
-        position=PositionTable(grid, dim) if config.position_embedding and index == 0 else None,
+        position=build_position(config, grid) if config.position_embedding and index == 0 else None,
         shared=parts.shared,
+        blocks_per_layer=parts.blocks_per_layer,
     )
+
+
+def build_position(config: ModelConfig, grid: Grid) -> PositionTable:
+    return PositionTable(grid, config.dims[0], class_tokens=config.class_tokens[0] if config.class_position else 0)
 
 
 def build_class_token(count: int, dim: int) -> nn.Parameter:

@@ -1,5 +1,6 @@
 """The description of one model: plain data in, a checked frozen dataclass out."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
@@ -13,6 +14,7 @@ from mixlab.mixers import MixerChoice
 from mixlab.stems import STEMS, StemChoice
 
 MIN_SIDE = 32  # pixels; below it a stride of 32 leaves no token
+TWELFTHS = 12  # the depth in units of which a single stage's pyramid is told
 INHERITED = ("activation", "bias")  # options of a mixer that are the model's own unless given
 PER_STAGE = {"mlp_ratio": 4.0, "branch_scale": "none", "class_tokens": 0}  # and what an absent one means
 
@@ -66,6 +68,7 @@ class ModelConfig:
     norm: NormChoice = NORMS.parse("layer")
     activation: ActivationChoice = ACTIVATIONS.parse("gelu")
     position_embedding: bool = False  # a learned table on the first stage's tokens
+    class_position: bool = False  # the table has entries for the class tokens too
     coscale: Coscale | None = None  # parallel blocks behind the last stage
     channel_mlp: bool | None = None  # None: a block has an MLP unless its mixer mixes channels itself
     bias: bool = True  # of norms, linear layers and convolutions inside the blocks
@@ -76,6 +79,7 @@ class ModelConfig:
     head: HeadChoice = HEADS.parse("linear")
     init: str = "truncated_normal"
     preprocessing: Preprocessing = Preprocessing()
+    taps: tuple[int, ...] = ()  # pyramid maps of a single stage: behind how many twelfths of its blocks
     reported: tuple[Reported, ...] = ()
 
     @classmethod
@@ -110,6 +114,7 @@ class ModelConfig:
             raise ConfigError(f"The drop_path rate must be at least 0 and below 1; got {self.drop_path.rate}.")
         if self.pool.name == "class_token" and not self.class_tokens[-1]:
             raise ConfigError("pool 'class_token' needs class_tokens of 1 or more in the last stage.")
+        self.check_taps()
 
     def check_stages(self) -> None:
         stages = len(self.dims)
@@ -129,6 +134,14 @@ class ModelConfig:
                 f"depths {list(self.depths)}, mlp_ratio {list(self.mlp_ratio)}, "
                 f"class_tokens {list(self.class_tokens)}."
             )
+
+    def check_taps(self) -> None:
+        rising = all(early <= late for early, late in itertools.pairwise(self.taps))
+        inside = all(1 <= tap <= TWELFTHS for tap in self.taps)
+        require(
+            rising and inside, f"rising taps from 1 to {TWELFTHS}, in twelfths of the depth; got {list(self.taps)}."
+        )
+        require(not self.taps or len(self.dims) == 1, f"a single stage for taps; {self.name!r} has {len(self.dims)}.")
 
     def check_coscale(self, scales: int) -> None:
         for field in ("dims", "class_tokens", "mlp_ratio"):

@@ -1,7 +1,8 @@
-"""Two faults of real machines that would otherwise end the process.
+"""Faults of real machines that would otherwise end the process or slow it down.
 
 A torchvision whose C++ operators do not load (built for another torch) dies at import, and timm with it.
 A CPU that advertises AMX but traps on it kills bf16 arithmetic with SIGILL.
+A C library that returns memory to the system after every layer makes the next layer fault it in again.
 """
 
 import functools
@@ -11,14 +12,17 @@ import pathlib
 import sys
 import time
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 from mixlab.errors import PrecisionError
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_BF16"
 PROBE_SECONDS = 20.0
+LARGEST_MAPPING = 2**25 - 2**16  # bytes; glibc ignores mappings of 32 MB and more
 
 _torchvision_schemas: torch.library.Library | None = None  # lives as long as the process
 
@@ -52,6 +56,15 @@ def _torchvision_operators_load() -> bool:
     except (OSError, ImportError):
         return False
     return bool(binaries)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what activations free for the next layer, instead of faulting it in page by page.
+
+    glibc raises both of its thresholds (own mapping per allocation, return of free memory) to the largest mapping that
+    was ever freed, 32 MB at most. One that is never touched costs nothing. Other C libraries do not notice.
+    """
+    torch.empty(LARGEST_MAPPING, dtype=torch.uint8)
 
 
 def check_bf16() -> None:
@@ -127,6 +140,11 @@ def check_cpu_dtype(dtype: torch.dtype) -> bool:
     if dtype is torch.bfloat16:
         check_bf16()
     return True
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """Full precision inside, whatever autocast says outside. A tensor without data has no device to say it of."""
+    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
 def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,32 +14,100 @@ from mixlab.guards import check_precision
 from mixlab.layers import SquaredReLU
 from mixlab.modules import Modules
 
-POOLS: Registry[Callable[[Tensor, Grid], Tensor]] = Registry("pool")
+POOLS: Registry[Callable[..., "Pool"]] = Registry("pool")
 HEADS: Registry[Callable[..., "Head"]] = Registry("head")
 PoolChoice = Annotated[Choice, POOLS]
 HeadChoice = Annotated[Choice, HEADS]
+Merge = Literal["mean", "concatenate"]
+
+
+class Pool:
+    """The tokens of an image as one vector of `parts` times their width."""
+
+    parts = 1
+    reads_class_tokens = False
+    reads_whole_image = False  # False: behind the last mixing most image tokens are not read any more
+
+    def __call__(self, tokens: Tensor, grid: Grid) -> Tensor:
+        raise NotImplementedError
 
 
 @POOLS.register("mean")
-def mean_pool(tokens: Tensor, grid: Grid) -> Tensor:
-    """The mean of the image tokens, (B, C)."""
-    return grid.image(tokens).mean(1)
+class MeanPool(Pool):
+    """The mean of the image tokens."""
+
+    reads_whole_image = True
+
+    def __init__(self, options: NoOptions, class_tokens: int) -> None:
+        pass
+
+    def __call__(self, tokens: Tensor, grid: Grid) -> Tensor:
+        return grid.image(tokens).mean(1)
 
 
-@POOLS.register("class_token")
-def class_token_pool(tokens: Tensor, grid: Grid) -> Tensor:
-    """The mean of the class tokens (usually one), (B, C)."""
-    return tokens[:, : grid.prefix].mean(1)
+@POOLS.register("centre")
+class CentrePool(Pool):
+    """The mean of the patches that touch the image's centre: four on an even grid, one on an odd grid."""
+
+    def __init__(self, options: NoOptions, class_tokens: int) -> None:
+        pass
+
+    def __call__(self, tokens: Tensor, grid: Grid) -> Tensor:
+        rows = slice((grid.height - 1) // 2, grid.height // 2 + 1)
+        columns = slice((grid.width - 1) // 2, grid.width // 2 + 1)
+        return grid.to_map(tokens)[:, :, rows, columns].mean((2, 3))
+
+
+@dataclass(frozen=True)
+class BilateralOptions:
+    merge: Merge = "concatenate"
+
+
+@POOLS.register("bilateral", BilateralOptions)
+class BilateralPool(Pool):
+    """The first and the last patch, side by side or their mean."""
+
+    def __init__(self, options: BilateralOptions, class_tokens: int) -> None:
+        self.parts = 2 if options.merge == "concatenate" else 1
+
+    def __call__(self, tokens: Tensor, grid: Grid) -> Tensor:
+        ends = torch.stack([tokens[:, grid.prefix], tokens[:, -1]], 1)
+        return ends.flatten(1) if self.parts > 1 else ends.mean(1)
+
+
+@dataclass(frozen=True)
+class ClassTokenOptions:
+    merge: Merge = "mean"
+
+
+@POOLS.register("class_token", ClassTokenOptions)
+class ClassTokenPool(Pool):
+    """The class tokens (usually one), side by side or their mean."""
+
+    reads_class_tokens = True
+
+    def __init__(self, options: ClassTokenOptions, class_tokens: int) -> None:
+        self.parts = class_tokens if options.merge == "concatenate" else 1
+
+    def __call__(self, tokens: Tensor, grid: Grid) -> Tensor:
+        read = tokens[:, : grid.prefix]
+        return read.flatten(1) if self.parts > 1 else read.mean(1)
+
+
+def pool(choice: Choice, class_tokens: int) -> Pool:
+    return POOLS.builder(choice)(choice.options, class_tokens)
 
 
 class Readout(nn.Module):
-    """Final norm and pooling of the last stages' tokens, (B, C); several scales are summed with learned weights."""
+    """Final norm and pooling of the last stages' tokens, (B, width); several scales are summed with learned weights."""
 
-    def __init__(self, pool: Choice, dim: int, *, scales: int, norm_first: bool, eps: float) -> None:
+    def __init__(self, pool: Pool, dim: int, *, scales: int, norm_first: bool, eps: float) -> None:
         super().__init__()
-        self.pool = POOLS.builder(pool)
+        self.pool = pool
         self.norm_first = norm_first
-        self.norms: Modules[nn.LayerNorm] = Modules(nn.LayerNorm(dim, eps=eps) for _ in range(scales))
+        self.width = dim * pool.parts
+        normed = dim if norm_first else self.width
+        self.norms: Modules[nn.LayerNorm] = Modules(nn.LayerNorm(normed, eps=eps) for _ in range(scales))
         self.aggregate = nn.Conv1d(scales, 1, 1) if scales > 1 else None
 
     def forward(self, outputs: Sequence[tuple[Tensor, Grid]]) -> Tensor:
@@ -53,7 +121,7 @@ class Readout(nn.Module):
 
 
 class Head(nn.Module):
-    """Features (B, C) in, class scores out. `classifier` is the last linear layer, behind `width` channels."""
+    """Features (B, dim) in, class scores out. `classifier` is the last linear layer, behind `width` channels."""
 
     def __init__(self, width: int, num_classes: int) -> None:
         super().__init__()
@@ -69,12 +137,24 @@ class Head(nn.Module):
         return self.classifier(self.hidden(features))
 
 
-@HEADS.register("linear")
+@dataclass(frozen=True)
+class LinearHeadOptions:
+    """`norm`: a layer norm in front of the linear layer, as in the released Vision-LSTM weights."""
+
+    norm: bool = False
+    eps: float = 1e-5
+
+
+@HEADS.register("linear", LinearHeadOptions)
 class LinearHead(Head):
     """One linear layer."""
 
-    def __init__(self, dim: int, num_classes: int, options: NoOptions) -> None:
+    def __init__(self, dim: int, num_classes: int, options: LinearHeadOptions) -> None:
         super().__init__(dim, num_classes)
+        self.norm = nn.LayerNorm(dim, eps=options.eps) if options.norm else None
+
+    def hidden(self, features: Tensor) -> Tensor:
+        return features if self.norm is None else self.norm(features)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from torch import nn
 from mixlab.errors import ConfigError, near_misses
 from mixlab.heads import Head
 from mixlab.layers import Mlp
+from mixlab.stems import Downsample
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 TRUNCATED_STD = 0.8796  # of a standard normal that is cut at two standard deviations
@@ -38,6 +39,15 @@ def xavier_lecun(layer: Layer, parent: nn.Module | None) -> None:
         nn.init.normal_(layer.bias, std=1e-6)
 
 
+def vision_lstm(layer: Layer, parent: nn.Module | None) -> None:
+    """The patch embedding Xavier uniform, the classifier nearly zero, all else as MetaFormer; mLSTM draws its own."""
+    truncated_normal(layer, parent)
+    if isinstance(parent, Downsample):
+        nn.init.xavier_uniform_(layer.weight.flatten(1))
+    elif isinstance(parent, Head):
+        nn.init.trunc_normal_(layer.weight, std=2e-5)
+
+
 def zero_bias(layer: Layer) -> None:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -47,6 +57,7 @@ SCHEMES: dict[str, Callable[[Layer, nn.Module | None], None]] = {
     "truncated_normal": truncated_normal,
     "truncated_normal_linear": truncated_normal_linear,
     "xavier_lecun": xavier_lecun,
+    "vision_lstm": vision_lstm,
 }
 
 

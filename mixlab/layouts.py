@@ -1,49 +1,103 @@
-"""How other code names the parameters: the rules are data in `configs/layouts`."""
+"""How other code names and stores the parameters: the rules are data in `configs/layouts`."""
 
 import functools
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mixlab.errors import WeightsError
 
-Rules = list[tuple[re.Pattern[str], str]]
+Converted = list[tuple[str, Tensor]]
+
+
+class Rule(NamedTuple):
+    """A key that matches `pattern` is our `name`, empty if it is to be dropped, after a named conversion."""
+
+    pattern: re.Pattern[str]
+    name: str
+    conversion: str = "as_it_is"
 
 
 @functools.cache
-def layouts() -> dict[str, Rules]:
+def layouts() -> dict[str, list[Rule]]:
     """How other code names the parameters, from `configs/layouts`."""
-    found: dict[str, Rules] = {}
+    found: dict[str, list[Rule]] = {}
     for file in (resources.files("mixlab") / "configs" / "layouts").iterdir():
         for source, layout in tomllib.loads(file.read_text(encoding="utf-8")).items():
-            rules = [(re.compile(pattern), name) for pattern, name in layout["rename"]]
+            rules = [Rule(re.compile(pattern), *rest) for pattern, *rest in layout["rename"]]
             found[f"{file.name.removesuffix('.toml')} {source}"] = rules
     return found
 
 
-def rename(key: str, rules: Rules) -> str:
-    """Our name for a key; empty if it is to be dropped."""
-    for pattern, name in rules:
-        match = pattern.fullmatch(key)
-        if match:
-            return match.expand(name)
-    return key
-
-
 def best_layout(origin: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under our names, by the layout that explains most of the keys."""
-    candidates = [{key: key for key in tensors}]
-    candidates += [{key: rename(key, rules) for key in tensors} for rules in layouts().values()]
-    names = max(candidates, key=lambda names: len(own.keys() & set(names.values())))
+    """The tensors under our names, by the layout that explains most of the model."""
+    candidates = [{key: [(key, value)] for key, value in tensors.items()}]
+    for rules in layouts().values():
+        candidates.append({key: convert(key, value, rules, own) for key, value in tensors.items()})
+    best = max(candidates, key=lambda found: len(own.keys() & {name for pairs in found.values() for name, _ in pairs}))
     renamed: dict[str, Tensor] = {}
-    for key, value in tensors.items():
-        name = names[key]
-        if name in renamed and not torch.equal(renamed[name], value):
-            raise WeightsError(f"{origin} has two different tensors for {name}; {key!r} is the second.")
-        if name:
+    for key, pairs in best.items():
+        for name, value in pairs:
+            if name in renamed and not torch.equal(renamed[name], value):
+                raise WeightsError(f"{origin} has two different tensors for {name}; {key!r} is the second.")
             renamed[name] = value
     return renamed
+
+
+def convert(key: str, value: Tensor, rules: list[Rule], own: Mapping[str, Tensor]) -> Converted:
+    """Our names and tensors for a key: usually one, none if it is to be dropped, several if we keep it in parts."""
+    for rule in rules:
+        match = rule.pattern.fullmatch(key)
+        if match:
+            name = calculate(match.expand(rule.name))
+            return CONVERSIONS[rule.conversion](name, value, own) if name else []
+    return [(key, value)]
+
+
+def calculate(name: str) -> str:
+    """A name with every "<a*b+c>" as its value."""
+    return re.sub(r"<(\d+)\*(\d+)\+(\d+)>", lambda sums: str(int(sums[1]) * int(sums[2]) + int(sums[3])), name)
+
+
+# -- conversions ---------------------------------------------------------------------------------
+
+
+def as_it_is(name: str, value: Tensor, own: Mapping[str, Tensor]) -> Converted:
+    return [(name, value)]
+
+
+def plus_one(name: str, value: Tensor, own: Mapping[str, Tensor]) -> Converted:
+    """A factor that was stored as its distance from 1."""
+    return [(name, value + 1)]
+
+
+def parts(name: str, value: Tensor, own: Mapping[str, Tensor]) -> Converted:
+    """Rows of several layers in one tensor: "a.b|c.d" are equal shares for "a.b.d" and "a.c.d"."""
+    *front, names, leaf = name.split(".")
+    owners = names.split("|")
+    if len(value) % len(owners):
+        return [(name, value)]  # for the caller to report
+    return [
+        (".".join([*front, owner, leaf]), part) for owner, part in zip(owners, value.chunk(len(owners)), strict=True)
+    ]
+
+
+def position(name: str, value: Tensor, own: Mapping[str, Tensor]) -> Converted:
+    """One table (1, class tokens + H*W, C): the class tokens' rows and the image's."""
+    prefix = own.get(f"{name}.prefix")
+    if prefix is None or value.ndim != 3:
+        return [(f"{name}.table", value)]
+    return [(f"{name}.prefix", value[:, : prefix.shape[1]]), (f"{name}.table", value[:, prefix.shape[1] :])]
+
+
+CONVERSIONS: dict[str, Callable[[str, Tensor, Mapping[str, Tensor]], Converted]] = {
+    "as_it_is": as_it_is,
+    "plus_one": plus_one,
+    "parts": parts,
+    "position": position,
+}

@@ -1,5 +1,7 @@
 """Learned position tables."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -8,24 +10,34 @@ from mixlab.ops.resample import resample_map
 
 
 class PositionTable(nn.Module):
-    """A learned vector per cell of a reference grid, added to the image tokens; resampled for any other grid."""
+    """A learned vector per cell of a reference grid, added to the image tokens; resampled for any other grid.
+
+    `class_tokens` of them may have vectors of their own.
+    """
 
     initialises_itself = True
-    undecayed = ("table",)
+    undecayed = ("table", "prefix")
 
-    def __init__(self, grid: Grid, dim: int) -> None:
+    def __init__(self, grid: Grid, dim: int, class_tokens: int = 0) -> None:
         super().__init__()
         self.grid = Grid(grid.height, grid.width)
         self.table = nn.Parameter(torch.empty(1, grid.height, grid.width, dim))
-        nn.init.trunc_normal_(self.table, std=0.02)
+        self.prefix = nn.Parameter(torch.empty(1, class_tokens, dim)) if class_tokens else None
+        for parameter in self.parameters():
+            nn.init.trunc_normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         table = resample_table(self.table, grid).flatten(1, 2)  # (1, H*W, C)
-        return tokens + grid.behind_zeros(table).to(tokens.dtype)
+        table = grid.behind_zeros(table) if self.prefix is None else torch.cat([self.prefix, table], 1)
+        return tokens + table.to(tokens.dtype)
 
     def resize(self, name: str, value: Tensor, source: Grid | None) -> Tensor:
         """A stored table of another grid on this one's; what is no table is left for the caller to report."""
-        return resample_table(value, self.grid) if value.ndim == 4 else value
+        if name == "table" and value.ndim == 3:  # (1, H*W, C) of a square image, or of this model's own
+            side = math.isqrt(value.shape[1])
+            known = (self.grid.height, self.grid.width) if value.shape[1] == self.grid.image_tokens else (side, side)
+            value = value.unflatten(1, known) if math.prod(known) == value.shape[1] else value
+        return resample_table(value, self.grid) if name == "table" and value.ndim == 4 else value
 
 
 def resample_table(table: Tensor, grid: Grid) -> Tensor:

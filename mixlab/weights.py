@@ -7,7 +7,7 @@ import pickle
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,10 @@ CLASSIFIER = "head.classifier."
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # around the tensors in training checkpoints
 LISTED = 10  # how many keys of a kind an error names
 # fields of a config that say nothing about what the weights compute
-FREE_FIELDS = ("name", "family", "paper", "image_size", "num_classes", "drop_path", "init", "preprocessing", "reported")
+FREE_FIELDS = (
+    *("name", "family", "paper", "image_size", "num_classes", "drop_path", "init", "preprocessing", "reported"),
+    "taps",
+)
 
 
 @dataclass(frozen=True)
@@ -301,8 +304,8 @@ def adopt(model: Backbone, checkpoint: Checkpoint, *, loaded_classifier: bool) -
         model.config = replace(model.config, preprocessing=source.preprocessing)
     if loaded_classifier and len(checkpoint.class_names) == model.config.num_classes:
         model.class_names = checkpoint.class_names
-    theirs, ours = source.plain(), model.config.plain()
-    other = [field for field in ours if field not in FREE_FIELDS and theirs[field] != ours[field]]
+    names = [field.name for field in fields(model.config) if field.name not in FREE_FIELDS]
+    other = [name for name in names if getattr(source, name) != getattr(model.config, name)]
     if other:
         warnings.warn(
             f"{checkpoint.origin} was saved from a model with other {', '.join(other)}; its weights fit, but they were "

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import mixlab
 from mixlab.errors import WeightsError
-from mixlab.layouts import layouts
+from mixlab.layouts import CONVERSIONS, layouts
 from tests.golden import fill
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -62,8 +63,9 @@ def test_logits_equal_live_timm(name: str) -> None:
 
 def test_every_layout_rule_is_a_pattern_with_a_name() -> None:
     for rules in layouts().values():
-        for pattern, name in rules:
-            assert pattern.groups >= name.count("\\"), pattern
+        for pattern, name, conversion in rules:
+            assert pattern.groups >= len(set(re.findall(r"\\\d", name))), pattern
+            assert conversion in CONVERSIONS
 
 
 def test_every_layout_rule_matches_a_key_of_the_code_it_is_for() -> None:
@@ -73,7 +75,7 @@ def test_every_layout_rule_matches_a_key_of_the_code_it_is_for() -> None:
     keys |= {key for name in TIMM for key in timm.create_model(name).state_dict()}
     keys |= {f"stages.{at}.layer_scale{number}.scale" for at in ("0.0", "0.blocks.0") for number in (1, 2)}  # ablations
     for layout, rules in layouts().items():
-        for pattern, _ in rules:
+        for pattern, *_ in rules:
             assert any(pattern.fullmatch(key) for key in keys), f"{layout}: {pattern.pattern}"
 
 

@@ -52,10 +52,14 @@ class BlockParts:
 
 @dataclass(frozen=True)
 class StageParts:
-    """The parts of all blocks of a stage, and the modules that they call as `Shared`."""
+    """The parts of all blocks of a stage, and the modules that they call as `Shared`.
+
+    `blocks_per_layer` blocks in a row count as one layer where a learning rate decays by layers.
+    """
 
     blocks: Sequence[BlockParts]
     shared: nn.Module | None = None
+    blocks_per_layer: int = 1
 
     @classmethod
     def of(cls, mixers: Iterable[Mixer]) -> "StageParts":

@@ -27,6 +27,15 @@ def window_attention_reference(query: Tensor, key: Tensor, value: Tensor, grid: 
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
+def offsets_between(table: Tensor, grid: Grid) -> Tensor:
+    """Entries of (heads, 2H - 1, 2W - 1) for the offset of every query from every key, (heads, H*W, H*W)."""
+    rows = torch.arange(grid.height, device=table.device)
+    columns = torch.arange(grid.width, device=table.device)
+    down = (rows[:, None] - rows[None] + grid.height - 1)[:, None, :, None]  # (H, 1, H, 1)
+    right = (columns[:, None] - columns[None] + grid.width - 1)[None, :, None, :]
+    return table[:, down, right].flatten(3, 4).flatten(1, 2)
+
+
 def window_attention(query: Tensor, key: Tensor, value: Tensor, grid: Grid, window: int) -> Tensor:
     """`window_attention_reference` by tiles where that needs fewer scores: in memory linear in the number of tokens.
 

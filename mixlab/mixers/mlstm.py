@@ -1,0 +1,289 @@
+"""The mLSTM layer of Vision-LSTM: a matrix memory that walks over the patches, inside a gated projection."""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixlab.errors import require
+from mixlab.grid import Grid
+from mixlab.guards import without_autocast
+from mixlab.layers import is_plain
+from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
+from mixlab.ops.blockdiagonal import block_diagonal_heads
+from mixlab.ops.mlstm import mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
+
+Directions = Literal["uni", "bi", "quad", "oct"]
+Convolution = Literal["none", "causal_1d", "1d", "2d"]
+Form = Literal["chunkwise", "parallel", "recurrent"]
+
+
+@dataclass(frozen=True)
+class MlstmOptions:
+    """`directions`: how many traversals the blocks take in turn (Figure 4). `concurrency`: "parallel" blocks hold two
+    branches with two traversals (Equation 15), so half the depth costs the same. `conv` in front of queries and keys.
+
+    `expansion`: the inner width as a multiple of the channels; `heads` and `block` (of the query, key and value
+    projections) shrink where they do not divide it. `class_tokens`: visited spread out (one in the middle, two at the
+    ends, three at both) or all at the start. `form` and `chunk` say how the cell is computed, not what. `bias` is the
+    model's own unless given; the gates always have theirs.
+    """
+
+    directions: Directions = "bi"
+    concurrency: Literal["sequential", "parallel"] = "sequential"
+    conv: Convolution = "2d"
+    kernel: int = 3
+    expansion: float = 2.0
+    heads: int = 4
+    block: int = 4
+    class_tokens: Literal["spread", "start"] = "spread"
+    form: Form = field(default="chunkwise", compare=False)
+    chunk: int | None = field(default=None, compare=False)
+    bias: bool | None = None
+
+    def __post_init__(self) -> None:
+        require(self.expansion > 0, f"an expansion above 0; got {self.expansion}.")
+        require(min(self.heads, self.block) >= 1, f"heads and block of 1 or more; got {self}.")
+        require(self.kernel >= 1, f"a kernel of 1 or more; got {self.kernel}.")
+        odd = self.kernel % 2 == 1 or self.conv in ("none", "causal_1d")
+        require(odd, f"an odd kernel for conv {self.conv!r}; got {self.kernel}.")
+        require(self.chunk is None or self.chunk >= 1, f"a chunk of 1 step or more; got {self.chunk}.")
+
+
+class Path(NamedTuple):
+    """One way over the grid: row by row from the top left, or column by column, mirrored left to right, backwards."""
+
+    columns: bool = False
+    mirrored: bool = False
+    backwards: bool = False
+
+    def arrange(self, tokens: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        """Image tokens in the order of a walk from the start, and the grid that they then lie on."""
+        if not (self.columns or self.mirrored):
+            return tokens, grid
+        image = grid.image(tokens).unflatten(1, (grid.height, grid.width))
+        image = image.flip(2) if self.mirrored else image
+        image = image.transpose(1, 2) if self.columns else image
+        walk = Grid(image.shape[1], image.shape[2], grid.prefix)
+        return torch.cat([tokens[:, : grid.prefix], image.flatten(1, 2)], 1) if grid.prefix else image.flatten(
+            1, 2
+        ), walk
+
+    def restore(self, tokens: Tensor, walk: Grid) -> Tensor:
+        """The inverse of `arrange`."""
+        if not (self.columns or self.mirrored):
+            return tokens
+        image = walk.image(tokens).unflatten(1, (walk.height, walk.width))
+        image = image.transpose(1, 2) if self.columns else image
+        image = image.flip(2) if self.mirrored else image
+        return behind_prefix(tokens, image.flatten(1, 2), walk)
+
+
+def behind_prefix(tokens: Tensor, image: Tensor, grid: Grid) -> Tensor:
+    """New image tokens behind the class tokens that are there."""
+    return torch.cat([tokens[:, : grid.prefix], image], 1) if grid.prefix else image
+
+
+ROWS, COLUMNS = Path(), Path(columns=True)
+MIRRORED = (Path(mirrored=True), Path(columns=True, mirrored=True))
+STARTS: dict[Directions, tuple[Path, ...]] = {
+    "uni": (ROWS,),
+    "bi": (ROWS,),
+    "quad": (ROWS, COLUMNS),
+    "oct": (ROWS, COLUMNS, *MIRRORED),
+}
+
+
+def paths(directions: Directions) -> list[Path]:
+    """The traversals of Figure 4 in the order in which blocks take them: each way, then the same backwards."""
+    if directions == "uni":
+        return [ROWS]
+    return [path._replace(backwards=backwards) for path in STARTS[directions] for backwards in (False, True)]
+
+
+class BlockDiagonal(nn.Module):
+    """The parameters of a linear layer that mixes channels within blocks."""
+
+    def __init__(self, channels: int, block: int, *, bias: bool, std: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels // block, block, block).normal_(std=std))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+
+class Mlstm(Mixer):
+    """Up-projection, convolution, cell, norm per head, skip, gate, down-projection (Figure 2, right)."""
+
+    mixes_channels = True
+    mixes_class_tokens = True
+    initialises_itself = True
+    explains = ("input_gate", "forget_gate")
+
+    def __init__(self, dim: int, options: MlstmOptions, path: Path) -> None:
+        super().__init__()
+        inner = max(1, int(options.expansion * dim))
+        heads = divisor_of(inner, options.heads)
+        block, bias = divisor_of(inner // heads, options.block), bool(options.bias)
+        self.path, self.heads, self.form, self.chunk = path, heads, options.form, options.chunk
+        self.spread = options.class_tokens == "spread"
+        self.causal = options.conv == "causal_1d"
+        self.up = nn.Linear(dim, inner, bias=bias)
+        self.gate = nn.Linear(dim, inner, bias=bias)
+        kernel = (options.kernel, options.kernel) if options.conv == "2d" else (1, options.kernel)
+        self.conv = None if options.conv == "none" else nn.Conv2d(inner, inner, kernel, groups=inner, bias=bias)
+        std = (2 / (5 * dim)) ** 0.5
+        self.query = BlockDiagonal(inner, block, bias=bias, std=std)
+        self.key = BlockDiagonal(inner, block, bias=bias, std=std)
+        self.value = BlockDiagonal(inner, block, bias=bias, std=std)
+        self.input_gate = nn.Linear(3 * inner, heads)
+        self.forget_gate = nn.Linear(3 * inner, heads)
+        self.norm = HeadNorm(inner, heads, bias=bias)
+        self.skip = nn.Parameter(torch.ones(inner))
+        self.down = nn.Linear(inner, dim, bias=bias)
+        self.initialise(dim, std)
+
+    def initialise(self, dim: int, std: float) -> None:
+        nn.init.normal_(self.up.weight, std=std)
+        nn.init.normal_(self.gate.weight, std=std)
+        nn.init.normal_(self.down.weight, std=2 / dim**0.5)
+        for layer in (self.up, self.gate, self.down, self.conv):
+            if layer is not None and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        nn.init.zeros_(self.input_gate.weight)
+        nn.init.normal_(self.input_gate.bias, std=0.1)
+        nn.init.zeros_(self.forget_gate.weight)
+        with torch.no_grad():
+            self.forget_gate.bias.copy_(torch.linspace(3, 6, self.heads))
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        tokens, walk = self.path.arrange(tokens, grid)
+        value_source, gate = self.up(tokens), self.gate(tokens)  # (B, T, inner)
+        source = self.convolve(value_source, walk)
+        source = F.silu(source, inplace=not torch.is_grad_enabled() and source is not value_source)
+        mixed = self.norm(self.cell(source, value_source, walk))
+        return self.path.restore(self.down(self.merge(mixed, source, gate)), walk)
+
+    def convolve(self, inner: Tensor, walk: Grid) -> Tensor:
+        """The depthwise convolution over image tokens; it looks along the walk, and class tokens pass."""
+        if self.conv is None:
+            return inner
+        height, width = self.conv.kernel_size
+        weight = self.conv.weight.flip(2, 3) if self.path.backwards else self.conv.weight
+        image = walk.to_map(inner) if height > 1 else Grid(1, walk.image_tokens, walk.prefix).to_map(inner)
+        padding = (height // 2, width // 2)
+        if self.causal:
+            image = F.pad(image, (0, width - 1) if self.path.backwards else (width - 1, 0))
+            padding = (0, 0)
+        out = F.conv2d(image, weight, self.conv.bias, padding=padding, groups=len(weight))
+        return behind_prefix(inner, walk.from_map(out), walk)
+
+    def gates(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, Tensor]:
+        """Pre-activations of input and forget gate, each (heads, B, T) in float32.
+
+        They are linear in queries, keys and values, which are linear in the sources: both steps in one.
+        """
+        with without_autocast(source):
+            inner = source.shape[-1]
+            weight = torch.cat([self.input_gate.weight, self.forget_gate.weight])  # (2 * heads, 3 * inner)
+            bias = torch.cat([self.input_gate.bias, self.forget_gate.bias])
+            if source.is_meta:  # count what the layer needs, not what is done for speed
+                gates = F.linear(source.new_empty(*source.shape[:2], 3 * inner), weight, bias).permute(2, 0, 1)
+                return gates[: self.heads], gates[self.heads :]
+            query, key, value = (
+                torch.einsum("gbo,boi->gbi", part.unflatten(1, layer.weight.shape[:2]), layer.weight).flatten(1)
+                for part, layer in zip(weight.split(inner, 1), (self.query, self.key, self.value), strict=True)
+            )
+            if self.query.bias is not None and self.key.bias is not None and self.value.bias is not None:
+                bias = torch.addmv(bias, weight, torch.cat([self.query.bias, self.key.bias, self.value.bias]))
+            gates = F.linear(source.to(weight.dtype), query + key, bias) + F.linear(
+                value_source.to(weight.dtype), value
+            )
+            gates = gates.permute(2, 0, 1).contiguous()
+        return gates[: self.heads], gates[self.heads :]
+
+    def cell(self, source: Tensor, value_source: Tensor, walk: Grid) -> Tensor:
+        """The cell's output, (heads, B, T, D)."""
+        query = block_diagonal_heads(source, self.query.weight, self.query.bias, self.heads)
+        key = block_diagonal_heads(source, self.key.weight, self.key.bias, self.heads)
+        value = block_diagonal_heads(value_source, self.value.weight, self.value.bias, self.heads)
+        inputs = (query, key, value, *self.gates(source, value_source))
+        spread = self.spread and walk.prefix > 0
+        query, key, value, write, keep = (to_visit(one, walk) for one in inputs) if spread else inputs
+        if self.form == "chunkwise":
+            output, _ = mlstm_chunkwise(query, key, value, write, keep, reverse=self.path.backwards, chunk=self.chunk)
+        else:
+            form = mlstm_parallel if self.form == "parallel" else mlstm_recurrent
+            output, _ = form(query, key, value, write, keep, reverse=self.path.backwards)
+        return from_visit(output, walk) if spread else output
+
+    def merge(self, mixed: Tensor, source: Tensor, gate: Tensor) -> Tensor:
+        """(mixed + skip * source) * silu(gate)"""
+        if torch.is_grad_enabled():
+            return torch.addcmul(mixed, source, self.skip) * F.silu(gate)
+        return mixed.addcmul_(source, self.skip).mul_(F.silu(gate, inplace=is_plain(self.gate)))
+
+    def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
+        """What is written and what is kept at every token, between 0 and 1 for the forget gate, (B, heads, N)."""
+        walk_tokens, walk = self.path.arrange(tokens, grid)
+        value_source = self.up(walk_tokens)
+        source = F.silu(self.convolve(value_source, walk))
+        shown = [gate.permute(1, 2, 0) for gate in self.gates(source, value_source)]  # (B, T, heads)
+        input_gate, forget_gate = (self.path.restore(gate, walk).transpose(1, 2) for gate in shown)
+        return {"input_gate": input_gate.exp(), "forget_gate": forget_gate.sigmoid()}
+
+
+class HeadNorm(nn.Module):
+    """A layer norm within each head, with a weight and bias per channel: (heads, B, T, D) in, (B, T, C) out."""
+
+    def __init__(self, channels: int, heads: int, *, bias: bool, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.heads, self.eps = heads, eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+    def forward(self, heads: Tensor) -> Tensor:
+        width = heads.shape[-1]
+        ones, zeros = heads.new_ones(width), heads.new_zeros(width)  # PyTorch is faster with them than without
+        normed = F.layer_norm(heads, (width,), ones, zeros, self.eps).permute(1, 2, 0, 3)  # (B, T, heads, D)
+        weight = self.weight.view(self.heads, -1)
+        scaled = normed * weight if self.bias is None else torch.addcmul(self.bias.view(self.heads, -1), normed, weight)
+        return scaled.flatten(2)
+
+
+def places(grid: Grid) -> list[int]:
+    """How many image tokens a walk has seen in front of each class token: these are spread evenly over it."""
+    count, image = grid.prefix, grid.image_tokens
+    return [image // 2] if count == 1 else [round(index * image / (count - 1)) for index in range(count)]
+
+
+def to_visit(sequence: Tensor, grid: Grid) -> Tensor:
+    """(heads, B, T, ...) with the class tokens in front as (heads, B, T, ...) with them in their places."""
+    image, pieces = sequence[:, :, grid.prefix :], []
+    for index, (start, end) in enumerate(itertools.pairwise([0, *places(grid)])):
+        pieces += [image[:, :, start:end], sequence[:, :, index : index + 1]]
+    return torch.cat([*pieces, image[:, :, places(grid)[-1] :]], 2)
+
+
+def from_visit(sequence: Tensor, grid: Grid) -> Tensor:
+    """The inverse of `to_visit`."""
+    tokens, image = [], []
+    for index, (start, end) in enumerate(itertools.pairwise([0, *places(grid)])):
+        image.append(sequence[:, :, start + index : end + index])
+        tokens.append(sequence[:, :, end + index : end + index + 1])
+    return torch.cat([*tokens, *image, sequence[:, :, places(grid)[-1] + grid.prefix :]], 2)
+
+
+def divisor_of(number: int, at_most: int) -> int:
+    """The largest divisor up to a wanted one."""
+    return next(divisor for divisor in range(min(at_most, number), 0, -1) if number % divisor == 0)
+
+
+@MIXERS.register("mlstm", MlstmOptions)
+def build_stage(options: MlstmOptions, dim: int, depth: int, reference_grid: Grid) -> StageParts:
+    walks = itertools.cycle(paths(options.directions))
+    if options.concurrency == "parallel":
+        pairs = [[Mlstm(dim, options, next(walks)) for _ in range(2)] for _ in range(depth)]
+        return StageParts([BlockParts(pair) for pair in pairs])
+    return StageParts([BlockParts([Mlstm(dim, options, next(walks))]) for _ in range(depth)], blocks_per_layer=2)

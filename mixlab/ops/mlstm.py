@@ -1,0 +1,302 @@
+"""The mLSTM cell (Vision-LSTM, Eqs. 1-12) in three forms that compute the same: recurrent, parallel and chunkwise.
+
+Queries and keys are (..., T, D), values (..., T, V), the gates' pre-activations (..., T), with the same leading axes.
+As in the released code the forget gate is a sigmoid, keys are divided by sqrt(D), Eq. 10 reads m = max(log f + m,
+log i), and the normaliser is max(|n q|, exp(-m)) + eps. `reverse` runs from the last step to the first.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixlab.guards import without_autocast
+
+EPS = 1e-6
+CHUNK = 64  # steps that are computed in parallel; the paper's count of operations assumes it (B.2)
+GROUP = 16  # chunks whose states are computed in one product
+LEAST = -60.0  # the smallest logarithm of a weight that is told from nothing
+NEVER = -1e30  # the logarithm of nothing: finite, so that differences of two of them are
+
+
+class State(NamedTuple):
+    """What a sequence leaves behind: C transposed (..., D, V), n (..., D) and m (...), stabilised by exp(-m)."""
+
+    memory: Tensor
+    normaliser: Tensor
+    stabiliser: Tensor
+
+
+Result = tuple[Tensor, State | None]
+
+
+# -- the equations -------------------------------------------------------------------------------
+
+
+def mlstm_recurrent(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    input_gate: Tensor,
+    forget_gate: Tensor,
+    state: State | None = None,
+    *,
+    reverse: bool = False,
+    final_state: bool = False,
+    eps: float = EPS,
+) -> Result:
+    """Step by step, as the equations are written: T products of D x V."""
+    key = key * key.shape[-1] ** -0.5
+    log_input, log_forget = exact(input_gate), F.logsigmoid(exact(forget_gate))
+    memory, normaliser, stabiliser = empty_state(query, value) if state is None else state
+    steps = range(query.shape[-2])
+    outputs: dict[int, Tensor] = {}
+    for t in reversed(steps) if reverse else steps:
+        before = log_forget[..., t] + stabiliser
+        stabiliser = torch.maximum(before, log_input[..., t])  # Eq. 10
+        write = (log_input[..., t] - stabiliser).exp()[..., None]  # Eq. 11
+        keep = (before - stabiliser).exp()[..., None]  # Eq. 12
+        written = (write * key[..., t, :])[..., None] * value[..., t, None, :]
+        memory = keep[..., None] * memory + written  # Eq. 1
+        normaliser = keep * normaliser + write * key[..., t, :]  # Eq. 2
+        read = (query[..., t, :, None] * memory).sum(-2)  # Eq. 3
+        size = (query[..., t, :] * normaliser).sum(-1)
+        outputs[t] = read / divisor(size, stabiliser, eps)[..., None]
+    output = torch.stack([outputs[t] for t in steps], -2).to(value.dtype)
+    return output, State(memory, normaliser, stabiliser) if final_state else None
+
+
+def mlstm_parallel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    input_gate: Tensor,
+    forget_gate: Tensor,
+    state: State | None = None,
+    *,
+    reverse: bool = False,
+    final_state: bool = False,
+    eps: float = EPS,
+) -> Result:
+    """All steps at once through T x T matrices: quadratic in the length."""
+    if reverse:
+        flipped = (query.flip(-2), key.flip(-2), value.flip(-2), input_gate.flip(-1), forget_gate.flip(-1))
+        output, after = mlstm_parallel(*flipped, state, final_state=final_state, eps=eps)
+        return output.flip(-2), after
+    key = key * key.shape[-1] ** -0.5
+    log_input, decay = exact(input_gate), F.logsigmoid(exact(forget_gate)).cumsum(-1)
+    weights = decay[..., :, None] - decay[..., None, :] + log_input[..., None, :]
+    later = torch.ones_like(weights, dtype=torch.bool).triu(1)
+    weights = weights.masked_fill(later, -torch.inf)
+    memory, normaliser, start = empty_state(query, value) if state is None else state
+    carried = decay + start[..., None]
+    stabiliser = torch.maximum(weights.amax(-1), carried)
+    weights = (weights - stabiliser[..., None]).exp()
+    carried = (carried - stabiliser).exp()
+    scores = (query @ key.mT) * weights
+    read = scores @ value.to(scores.dtype) + carried[..., None] * (query.to(memory.dtype) @ memory)
+    size = scores.sum(-1) + carried * (query.to(normaliser.dtype) @ normaliser[..., None])[..., 0]
+    output = (read / divisor(size, stabiliser, eps)[..., None]).to(value.dtype)
+    if not final_state:
+        return output, None
+    written = key * weights[..., -1, :, None]
+    memory = carried[..., -1, None, None] * memory + written.mT @ value.to(written.dtype)
+    normaliser = carried[..., -1, None] * normaliser + written.sum(-2)
+    return output, State(memory, normaliser, stabiliser[..., -1])
+
+
+def exact(gate: Tensor) -> Tensor:
+    """Gates are exponents: float32 at least."""
+    return gate if gate.dtype is torch.float64 else gate.float()
+
+
+def divisor(size: Tensor, stabiliser: Tensor, eps: float) -> Tensor:
+    """max(|n q|, 1) in units of exp(-m)."""
+    return torch.maximum(size.abs(), (-stabiliser).exp()) + eps
+
+
+def empty_state(query: Tensor, value: Tensor) -> State:
+    """Nothing seen yet."""
+    lead, dtype = query.shape[:-2], torch.promote_types(query.dtype, torch.float32)
+    memory = query.new_zeros(*lead, query.shape[-1], value.shape[-1], dtype=dtype)
+    return State(memory, memory[..., 0], query.new_full(lead, NEVER, dtype=dtype))
+
+
+# -- the fast form -------------------------------------------------------------------------------
+
+
+def mlstm_chunkwise(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    input_gate: Tensor,
+    forget_gate: Tensor,
+    state: State | None = None,
+    *,
+    reverse: bool = False,
+    final_state: bool = False,
+    eps: float = EPS,
+    chunk: int | None = None,
+) -> Result:
+    """Parallel inside chunks of steps, recurrent between them (section 2.2): linear in the length.
+
+    Nothing is flipped for `reverse`: triangular matrices are turned over instead. The stabiliser carries no gradient,
+    since the output does not depend on it. `chunk` is the number of steps in a chunk, by default from the length.
+    """
+    if query.is_meta:
+        return mlstm_shape(query, key, value), None
+    lead, steps = query.shape[:-2], query.shape[-2]
+    size = chunk_size(steps, query.shape[-1]) if chunk is None else min(chunk, steps)
+    last, spare = (0 if reverse else -1), not torch.is_grad_enabled()  # without gradients, memory is used again
+    with without_autocast(query):
+        query, key, value = (cut(sequence, size) for sequence in (query, key, value))  # each (X, chunks, S, D)
+        decay = running_sum(cut(F.logsigmoid(exact(forget_gate))[..., None], size)[..., 0], reverse)  # (X, chunks, S)
+        gain = cut(exact(input_gate)[..., None], size, NEVER)[..., 0] - decay  # as seen from the start of the chunk
+        peak = running_max(gain.detach(), reverse)
+        front, after = None, None
+        if query.shape[1] > 1 or state is not None or final_state:
+            written = written_by_chunks(key, value, (gain - peak[..., last, None]).exp())
+            begun = None if state is None else flat_state(state, len(query))
+            ends = (decay[..., last], peak[..., last])
+            front, after = carry(written, *ends, begun, reverse=reverse, final_state=final_state)
+            peak = torch.maximum(peak, front.stabiliser.detach()[..., None])
+        weights = decay_matrix(gain, peak, reverse).mul_(query.shape[-1] ** -0.5)
+        scores = query @ key.mT
+        scores = scores.mul_(weights) if spare else scores.to(weights.dtype) * weights
+        output, norm = scores.to(value.dtype) @ value, scores.sum(-1)
+        if front is not None:
+            carried = decay_weight(front.stabiliser[..., None] - peak)[..., None]
+            read = query * carried.to(query.dtype)
+            output = add_product(output, read, front.memory.to(read.dtype), spare)
+            norm = norm + (read.to(norm.dtype) @ front.normaliser[..., None])[..., 0]
+        size_of = divisor(norm, decay + peak, eps)[..., None].to(output.dtype)
+        output = output.div_(size_of) if spare else output / size_of
+    output = output.flatten(1, 2)[:, :steps].unflatten(0, lead)
+    return output, None if after is None else State(*(part.unflatten(0, lead) for part in after))
+
+
+def chunk_size(steps: int, width: int) -> int:
+    """A divisor of the length near `CHUNK`, so that nothing is padded; else chunks of equal size up to `CHUNK`."""
+    if steps <= CHUNK:
+        return steps
+    divisors = [size for size in range(CHUNK // 2, 3 * CHUNK // 2 + 1) if steps % size == 0]
+    return min(divisors, key=lambda size: abs(size - CHUNK)) if divisors else -(-steps // -(-steps // CHUNK))
+
+
+def cut(sequence: Tensor, size: int, padding: float = 0.0) -> Tensor:
+    """(..., T, D) as (X, chunks, size, D), padded at the end."""
+    steps, flat = sequence.shape[-2], sequence.reshape(-1, *sequence.shape[-2:])
+    if steps % size:
+        flat = F.pad(flat, (0, 0, 0, -steps % size), value=padding)
+    return flat.unflatten(1, (-1, size))
+
+
+def running_sum(values: Tensor, reverse: bool) -> Tensor:
+    """Over the last axis, in the order of the visit."""
+    return values.flip(-1).cumsum(-1).flip(-1) if reverse else values.cumsum(-1)
+
+
+def running_max(values: Tensor, reverse: bool) -> Tensor:
+    return values.flip(-1).cummax(-1).values.flip(-1) if reverse else values.cummax(-1).values
+
+
+def decay_matrix(gain: Tensor, peak: Tensor, reverse: bool) -> Tensor:
+    """exp(gain_j - peak_t) for each step t and every step j up to it, (..., T, T); 0 for later ones."""
+    weights = decay_weight(gain[..., None, :] - peak[..., :, None])
+    return weights.triu() if reverse else weights.tril()
+
+
+def decay_weight(logarithm: Tensor) -> Tensor:
+    """exp of at most 0. Below 1e-26 nothing changes a sum, and processors are slow with numbers that underflow."""
+    return logarithm.clamp(LEAST, 0).exp()
+
+
+def written_by_chunks(key: Tensor, value: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """What each chunk alone leaves behind: memory (X, chunks, D, V) and normaliser (X, chunks, D)."""
+    weights = weights * key.shape[-1] ** -0.5
+    memory = (key * weights[..., None].to(key.dtype)).mT @ value
+    return memory.to(weights.dtype), (weights[..., None, :] @ key.to(weights.dtype))[..., 0, :]
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor, spare: bool) -> Tensor:
+    """total + left @ right, (X, chunks, ...)."""
+    flat = (total.flatten(0, 1), left.flatten(0, 1), right.flatten(0, 1))
+    return flat[0].baddbmm_(*flat[1:]).view_as(total) if spare else torch.baddbmm(*flat).view_as(total)
+
+
+def carry(
+    written: tuple[Tensor, Tensor],
+    decay: Tensor,
+    peak: Tensor,
+    start: State | None,
+    *,
+    reverse: bool,
+    final_state: bool,
+) -> tuple[State, State | None]:
+    """The states in front of every chunk (X, chunks, ...) and behind all; `decay` and `peak` are those of whole chunks.
+
+    Between chunks it is the parallel form again, in groups so that it stays linear. The sums of logarithms run over
+    all steps, so they are kept in double precision.
+    """
+    found: list[State] = []
+    slices = groups(decay.shape[1], reverse)
+    for index, group in enumerate(slices):
+        sums = running_sum(decay[:, group].double(), reverse)
+        gain = peak[:, group].double() - (sums - decay[:, group].double())
+        if reverse:
+            sums, gain = sums.flip(1), gain.flip(1)
+        level = sums.new_full(sums.shape[:1], NEVER) if start is None else start.stabiliser.double()
+        logs = torch.cat([level[:, None], gain], 1)  # in the order of the visit, (X, 1 + chunks)
+        highest = logs.detach().cummax(1).values
+        weights = decay_matrix(logs, highest, reverse=False).to(decay.dtype)
+        levels = (highest + F.pad(sums, (1, 0))).to(decay.dtype)
+        updates = (written[0][:, group], written[1][:, group])
+        rows, heights = weights[:, :-1], levels[:, :-1]
+        if reverse:
+            rows, heights = rows.flip(1), heights.flip(1)
+        found.append(combine(rows, heights, updates, start, reverse))
+        if final_state or index < len(slices) - 1:
+            after = combine(weights[:, -1:], levels[:, -1:], updates, start, reverse)
+            start = State(*(part[:, 0] for part in after))
+    found = found[::-1] if reverse else found
+    front = State(*(torch.cat(parts, 1) for parts in zip(*found, strict=True))) if len(found) > 1 else found[0]
+    return front, start if final_state else None
+
+
+def combine(
+    weights: Tensor, levels: Tensor, updates: tuple[Tensor, Tensor], start: State | None, reverse: bool
+) -> State:
+    """One state per row of weights (X, rows, 1 + chunks) over the start and what the chunks wrote."""
+    new = weights[:, :, 1:].flip(2) if reverse else weights[:, :, 1:]
+    states = []
+    for part, update in enumerate(updates):
+        mixed = new @ update.flatten(2)
+        if start is not None:
+            mixed = torch.addcmul(mixed, weights[:, :, :1], start[part].flatten(1)[:, None])
+        states.append(mixed.unflatten(2, update.shape[2:]))
+    return State(states[0], states[1], levels)
+
+
+def groups(count: int, reverse: bool) -> list[slice]:
+    """Up to `GROUP` neighbouring chunks at a time, in the order of the visit."""
+    slices = [slice(start, start + GROUP) for start in range(0, count, GROUP)]
+    return slices[::-1] if reverse else slices
+
+
+def flat_state(state: State, rows: int) -> State:
+    """A state with one leading axis."""
+    return State(*(part.reshape(rows, *part.shape[state.stabiliser.ndim :]) for part in state))
+
+
+def mlstm_shape(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Without data only shapes and operator counts matter: the products of the chunkwise form as B.2 counts them.
+
+    A step meets half a chunk and itself; the state is charged once per chunk.
+    """
+    chunks, seen = -(-query.shape[-2] // CHUNK), CHUNK // 2 + 1
+    scores = query @ key.new_empty(*key.shape[:-2], key.shape[-1], seen)
+    output = scores @ value.new_empty(*value.shape[:-2], seen, value.shape[-1])
+    ends = [sequence.new_empty(*sequence.shape[:-2], chunks, sequence.shape[-1]) for sequence in (key, value)]
+    ends[0][..., :, None] @ ends[1][..., None, :]
+    return output
