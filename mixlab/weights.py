@@ -281,12 +281,19 @@ def differences(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str
         ),
     ]
     wrong = shapes | missing | unexpected
+    if wrong and all(key.startswith("head.norm.") for key in wrong):
+        has = "has no" if missing else "has a"
+        told.append(
+            f"the file {has} norm in front of its classifier: create_model(..., head={{'norm': {not missing}}})"
+        )
+        wrong = set()
     if wrong and all(key.startswith("head.") for key in wrong):
         told.append(
             "only the classifier differs: build the model with the file's num_classes to keep it, "
             "or leave it out with load_weights(..., replace_classifier=True)"
         )
-    return "; ".join(part for part in told if part) + ("." if wrong else "")
+    problems = [part for part in told if part]
+    return "; ".join(problems) + ("." if problems else "")
 
 
 def listed(kind: str, keys: Iterable[str]) -> str:

@@ -14,13 +14,14 @@ import mixlab
 from mixlab.deploy import compile_blocks
 from mixlab.errors import ConfigError, ImageError
 from mixlab.grid import Grid
+from mixlab.heads import POOLS, pool
 from mixlab.layers import Mlp
 from mixlab.mixers import MIXERS, BlockParts, Mixer, Shared, StageParts
 
 SMALL: dict[str, Any] = {"dims": [16, 24, 32, 40], "depths": [1, 2, 2, 1], "num_classes": 7, "image_size": 64}
 # one small model per group of the family, with everything else as the row says
 ROWS = ["identityformer_s12", "randformer_s12", "poolformerv2_s12", "convformer_s18", "caformer_s18"]
-ISOTROPIC = ["identityformer_s_iso", "identityformer_s_iso_convstem"]
+ISOTROPIC = ["identityformer_s_iso", "identityformer_s_iso_convstem", "vil_tiny", "deit_tiny", "deit3_tiny"]
 
 
 def small(name: str) -> mixlab.Backbone:
@@ -312,3 +313,38 @@ def test_a_shared_step_is_called_in_every_block_and_saved_once(tmp_path: Path) -
     assert torch.equal(mixlab.create_model(weights=tmp_path / "m.safetensors").eval()(image), before)
     owner = {name for layer, names in model.layer_order for name in names if layer == "stages.1.blocks.0"}
     assert "stages.1.shared.amount" in owner
+
+
+def test_two_blocks_both_ways_are_one_layer() -> None:
+    model = mixlab.create_model("vil_pico", dims=[16], depths=[5])
+    assert [name for name, _ in model.layer_order] == [
+        *("stem", "stages.0.blocks.0", "stages.0.blocks.2", "stages.0.blocks.4", "head")
+    ]
+    names = dict(model.layer_order)["stages.0.blocks.2"]
+    assert "stages.0.blocks.3.token.branches.0.mixer.down.weight" in names
+    assert "stages.0.position.table" in dict(model.layer_order)["stages.0.blocks.0"]
+    assert "stages.0.position.table" in model.no_decay
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [((4, 4), [5, 6, 9, 10]), ((3, 3), [4]), ((3, 4), [5, 6]), ((1, 1), [0])]
+)
+def test_the_centre_is_what_touches_the_middle(size: tuple[int, int], expected: list[int]) -> None:
+    grid = Grid(*size, 1)
+    tokens = torch.randn(1, grid.tokens, 8)
+    pooled = pool(POOLS.parse("centre"), 1)(tokens, grid)
+    torch.testing.assert_close(pooled, grid.image(tokens)[:, expected].mean(1))
+
+
+def test_taps_need_a_single_stage_and_rise() -> None:
+    with pytest.raises(ConfigError, match="a single stage for taps"):
+        mixlab.create_model("caformer_pico", taps=[4, 12])
+    with pytest.raises(ConfigError, match="rising taps from 1 to 12"):
+        mixlab.create_model("vil_pico", taps=[12, 4])
+
+
+def test_vision_lstm_starts_as_its_notes_say() -> None:
+    model = mixlab.create_model("vil_pico", num_classes=1000)
+    assert model.get_parameter("head.classifier.weight").std().item() == pytest.approx(2e-5, rel=0.05)
+    stem = model.get_parameter("stem.conv.weight")
+    assert stem.abs().max().item() == pytest.approx((6 / (96 + 48)) ** 0.5, rel=0.02)

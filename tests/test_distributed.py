@@ -1,6 +1,8 @@
 """Two CPU processes train as one, and copies for averaging follow their model."""
 
 import copy
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mixlab
 
 NAMES = ["sequencer2d_pico", "coat_tiny"]
+PATIENCE = 60  # seconds that one process waits for the other
 
 
 def model_of(name: str) -> mixlab.Backbone:
@@ -33,7 +36,8 @@ def step(model: torch.nn.Module, image: torch.Tensor) -> None:
 
 def work(rank: int, name: str, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    meeting, limit = f"file://{folder}/meet", timedelta(seconds=PATIENCE)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=limit)
     model = DistributedDataParallel(model_of(name))
     step(model, batch(slice(2 * rank, 2 * rank + 2)))
     if rank == 0:
@@ -42,10 +46,21 @@ def work(rank: int, name: str, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def run_both(name: str, folder: Path) -> None:
+    """Two processes, or an error: one that waits forever is ended."""
+    processes = spawn(work, (name, str(folder)), nprocs=2, join=False)
+    deadline = time.monotonic() + 2 * PATIENCE
+    while not processes.join(timeout=1):
+        if time.monotonic() > deadline:
+            for process in processes.processes:
+                process.kill()
+            raise TimeoutError(f"two processes did not finish within {2 * PATIENCE} s")
+
+
 @pytest.mark.heavy  # processes that wait for each other do not belong into a run that must end
 @pytest.mark.parametrize("name", NAMES)
 def test_two_processes_train_as_one(name: str, tmp_path: Path) -> None:
-    spawn(work, (name, str(tmp_path)), nprocs=2)
+    run_both(name, tmp_path)
     two, one = mixlab.create_model(weights=tmp_path / "two.safetensors"), model_of(name)
     step(one, batch(slice(None)))
     for key, value in one.state_dict().items():

@@ -31,6 +31,21 @@ def test_logits_equal_live_timm(name: str) -> None:
             assert (model(image) - expected).abs().max() < bound * expected.std()
 
 
+@pytest.mark.parametrize("name", mixlab.list_models("deit*"))
+def test_plain_transformers_equal_live_timm(name: str) -> None:
+    import timm
+
+    family, size = name.split("_")
+    kind = {"no_embed_class": True, "init_values": 1e-4} if family == "deit3" else {}
+    peer, image = timm.create_model(f"deit_{size}_patch16_224", **kind).eval(), torch.randn(1, 3, 224, 224)
+    model = mixlab.create_model(name).eval()
+    mixlab.load_weights(model, peer.state_dict())
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in peer.parameters())
+    with torch.no_grad():
+        expected = peer(image)
+        assert (model(image) - expected).abs().max() < 1e-4 * expected.std()
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [(224, 224), (97, 131), (384, 256), (256, 320)])
 def test_forward_backward_and_pyramid(name: str, size: tuple[int, int]) -> None:
@@ -40,7 +55,7 @@ def test_forward_backward_and_pyramid(name: str, size: tuple[int, int]) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
     with torch.no_grad():
         maps = model.eval().pyramid(image)
-    assert len(maps) == len(model.config.dims)
+    assert len(maps) == (len(model.config.taps) or len(model.config.dims))
     for level, stride, channels in zip(maps, model.strides, model.channels, strict=True):
         assert level.shape[:2] == (1, channels)
         assert all(abs(side - pixels / stride) <= 1 for side, pixels in zip(level.shape[2:], size, strict=True))

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -34,3 +36,30 @@ def test_a_map_at_its_stride_is_passed_on_untouched() -> None:
     model, image = mixlab.create_model("convformer_s4").eval(), torch.randn(1, 3, 64, 64)
     for adapted, native in zip(mixlab.PyramidAdapter(model)(image), model.pyramid(image), strict=True):
         assert torch.equal(adapted, native)
+
+
+def test_taps_of_a_single_stage_are_maps_after_pairs_4_6_8_and_12() -> None:
+    model = mixlab.create_model("vil_tiny", dims=[8]).eval()
+    assert model.pyramid_names == tuple(f"stages.0.blocks.{index}" for index in (7, 11, 15, 23))
+    assert model.strides == (16,) * 4
+    assert model.channels == (8,) * 4
+    image = torch.randn(1, 3, 64, 80)
+    with torch.no_grad():
+        maps, named = model.pyramid(image), model.intermediates(image, model.pyramid_names)
+    for level, name in zip(maps, model.pyramid_names, strict=True):
+        assert level.shape == (1, 8, 4, 5)
+        assert torch.equal(level, named[name])
+
+
+@pytest.mark.parametrize("name", ["vil_tiny", "deit3_tiny", "sequencer2d_s", "caformer_s18"])
+def test_a_learned_adapter_trains_and_keeps_the_strides(name: str) -> None:
+    sizes: dict[str, Any] = {"dims": [16], "depths": [12]} if name[0] in "vd" else {"dims": [16] * 4, "depths": [1] * 4}
+    adapter = mixlab.PyramidAdapter(mixlab.create_model(name, **sizes), learned=True)
+    maps = adapter(torch.randn(2, 3, 64, 96))
+    for level, stride in zip(maps, (4, 8, 16, 32), strict=True):
+        assert level.shape == (2, 16, 64 // stride, 96 // stride)
+    sum(level.square().sum() for level in maps).backward()
+    assert all(parameter.grad is not None for parameter in adapter.steps.parameters())
+    kinds = [type(step).__name__ for step in adapter.steps]
+    if name[0] in "vd":
+        assert kinds == ["Sequential", "ConvTranspose2d", "Identity", "MaxPool2d"]

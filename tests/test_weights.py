@@ -15,6 +15,8 @@ from mixlab.layouts import CONVERSIONS, layouts
 from tests.golden import fill
 
 GOLDEN = Path(__file__).parent / "golden"
+# float32 itself is that far from float64 on this record: its values make the norms behind the cell divide by little
+BOUNDS = {"vil_tiny": 5e-3}
 TIMM = ["convformer_s18", "caformer_s18", "poolformerv2_s12", "sequencer2d_s", "coat_lite_tiny", "coat_tiny"]
 
 
@@ -36,12 +38,48 @@ def test_logits_equal_the_authors(name: str) -> None:
     record = json.loads((GOLDEN / f"{name}.json").read_text())
     model = mixlab.create_model(name).eval()
     mixlab.load_weights(model, {key: torch.from_numpy(value) for key, value in fill.state_dict(record).items()})
+    bound = BOUNDS.get(name, 1e-3)
     for size, logits in record["logits"].items():
         height, width = (int(side) for side in size.split("x"))
         with torch.no_grad():
             ours = model(torch.from_numpy(fill.image(height, width)))[0]
         expected = torch.tensor(logits)
-        assert (ours - expected).abs().max() < 1e-3 * expected.std()
+        assert (ours - expected).abs().max() < bound * expected.std()
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_released_vision_lstm_files_load_with_and_without_their_extra_norm(norm: bool) -> None:
+    record = json.loads((GOLDEN / "vil_tiny.json").read_text())
+    tensors = {key: torch.from_numpy(value) for key, value in fill.state_dict(record).items()}
+    if not norm:
+        tensors = {key: value for key, value in tensors.items() if not key.startswith("legacy_norm.")}
+        with pytest.raises(WeightsError, match=r"head.norm.*head=\{'norm': False\}"):
+            mixlab.load_weights(mixlab.create_model("vil_tiny"), tensors)
+    model = mixlab.create_model("vil_tiny", image_size=96, head={"norm": norm}).eval()
+    mixlab.load_weights(model, tensors)
+    table = model.get_parameter("stages.0.position.table")
+    assert table.shape == (1, 6, 6, 192)
+    stored = tensors["blocks.3.rowwise_from_bot_right.norm.weight"]
+    assert torch.equal(model.get_parameter("stages.0.blocks.7.token.branches.0.norm.weight"), stored + 1)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny", "deit3_tiny"])
+@pytest.mark.parametrize("size", [(224, 224), (97, 131)])
+def test_plain_transformers_equal_live_timm(name: str, size: tuple[int, int]) -> None:
+    import timm
+
+    kind = {"no_embed_class": True, "init_values": 1e-4} if name == "deit3_tiny" else {}
+    peer = timm.create_model("deit_tiny_patch16_224", **kind).eval()
+    ours = mixlab.create_model(name).eval()
+    mixlab.load_weights(ours, peer.state_dict())
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in peer.parameters())
+    image = torch.randn(1, 3, *size)
+    with torch.no_grad():
+        logits = ours(image)
+        if size == (224, 224):
+            expected = peer(image)
+            assert (logits - expected).abs().max() < 1e-4 * expected.std()
+    assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("name", TIMM)
@@ -73,6 +111,7 @@ def test_every_layout_rule_matches_a_key_of_the_code_it_is_for() -> None:
 
     keys = {key for path in GOLDEN.glob("*.json") for key in json.loads(path.read_text()).get("keys", ())}
     keys |= {key for name in TIMM for key in timm.create_model(name).state_dict()}
+    keys |= timm.create_model("deit3_small_patch16_224").state_dict().keys()
     keys |= {f"stages.{at}.layer_scale{number}.scale" for at in ("0.0", "0.blocks.0") for number in (1, 2)}  # ablations
     for layout, rules in layouts().items():
         for pattern, *_ in rules:
@@ -81,7 +120,7 @@ def test_every_layout_rule_matches_a_key_of_the_code_it_is_for() -> None:
 
 def test_a_position_table_of_another_shape_is_reported() -> None:
     model = mixlab.create_model("v_sequencer_s_pe", dims=[16] * 4, depths=[1] * 4)
-    tensors = model.state_dict() | {"stages.0.position.table": torch.zeros(1, 256, 16)}
+    tensors = model.state_dict() | {"stages.0.position.table": torch.zeros(1, 255, 16)}
     with pytest.raises(WeightsError, match=r"mis-shaped: stages.0.position.table"):
         mixlab.load_weights(model, tensors)
 

@@ -28,7 +28,9 @@ PROMISED = [
         "gru_sequencer2d_s|rnn_sequencer2d_s|v_sequencer_s|v_sequencer_s_h|v_sequencer_s_pe",
         "coat_{tiny,mini,small}",
         "coat_lite_{tiny,mini,small,medium}",
-        "caformer|convformer|sequencer2d|coat_lite_{pico}",
+        "vil_{tiny,small,base,large}",
+        "deit|deit3_{tiny,small,base}",
+        "caformer|convformer|sequencer2d|coat_lite|vil_{pico}",
     )
     for name in names(pattern)
 ]
@@ -54,7 +56,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 
 
 def test_every_promised_name_exists() -> None:
-    assert len(PROMISED) == 23 + 3 + 15 + 7 + 4
+    assert len(PROMISED) == 23 + 3 + 15 + 7 + 10 + 5
     assert set(PROMISED) <= set(mixlab.list_models())
 
 
@@ -91,6 +93,81 @@ def test_every_ablation_of_table_8_builds_and_trains(name: str, ablation: str) -
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
     for parameter_name, parameter in model.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, parameter_name
+
+
+# Tables 4 and 5 of the Vision-LSTM paper, line by line
+CLASS_TOKENS: dict[str, Any] = {"pool": {"name": "class_token", "merge": "concatenate"}}
+VISION_LSTM: dict[str, dict[str, Any]] = {
+    "uni_directional": {"mixers": {"name": "mlstm", "directions": "uni"}},
+    "bi_directional": {},
+    "quad_directional": {"mixers": {"name": "mlstm", "directions": "quad"}},
+    "oct_directional": {"mixers": {"name": "mlstm", "directions": "oct"}},
+    "no_convolution": {"mixers": {"name": "mlstm", "conv": "none"}},
+    "causal_convolution": {"mixers": {"name": "mlstm", "conv": "causal_1d"}},
+    "convolution_1d": {"mixers": {"name": "mlstm", "conv": "1d"}},
+    "no_position_embedding": {"position_embedding": False},
+    "parallel_pairs": {"mixers": {"name": "mlstm", "concurrency": "parallel"}, "depths": [4]},
+    "bilateral_mean": {"pool": {"name": "bilateral", "merge": "mean"}},
+    "mean_of_all": {"pool": "mean"},
+    "mean_of_the_centre": {"pool": "centre"},
+    "middle_class_token": {"class_tokens": 1, **CLASS_TOKENS},
+    "bilateral_class_tokens": {"class_tokens": 2, **CLASS_TOKENS},
+    "middle_and_bilateral_class_tokens": {"class_tokens": 3, **CLASS_TOKENS},
+}
+
+
+@pytest.mark.parametrize("ablation", sorted(VISION_LSTM))
+def test_every_line_of_tables_4_and_5_of_vision_lstm_builds_and_trains(ablation: str) -> None:
+    changes = {"dims": [16], "depths": [8], "num_classes": 5, **VISION_LSTM[ablation]}
+    model = mixlab.create_model("vil_pico", **changes)
+    image = torch.randn(2, 3, 32, 36, requires_grad=True)
+    (model(image).square().sum() + model.embed(image).square().sum()).backward()
+    assert image.grad is not None
+    assert (image.grad.abs().sum((0, 1)) > 0).float().mean() > 0.9, "the whole image is seen"
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    with torch.no_grad():
+        assert model.eval()(image).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("ablation", "classifier"),
+    [
+        ("bi_directional", 32),
+        ("mean_of_all", 16),
+        ("bilateral_class_tokens", 32),
+        ("middle_and_bilateral_class_tokens", 48),
+    ],
+)
+def test_the_head_is_as_wide_as_its_pool(ablation: str, classifier: int) -> None:
+    model = mixlab.create_model("vil_pico", dims=[16], depths=[2], num_classes=5, **VISION_LSTM[ablation])
+    assert model.head.width == classifier
+    model.reset_classifier(0)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, classifier)
+    model.reset_classifier(3)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("directions", ["uni", "quad", "oct"])
+def test_every_number_of_directions_costs_the_same(directions: str) -> None:
+    with torch.device("meta"):
+        other = mixlab.create_model("vil_tiny", mixers={"name": "mlstm", "directions": directions})
+        default = mixlab.create_model("vil_tiny")
+        parallel = mixlab.create_model("vil_tiny", depths=[12], mixers={"name": "mlstm", "concurrency": "parallel"})
+    for model in (other, parallel):
+        assert mixlab.macs(model, 224) == mixlab.macs(default, 224)
+        assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in default.parameters())
+
+
+def test_mlstm_is_a_stage_mixer_in_metaformer_and_others_work_in_its_frame() -> None:
+    mixers: list[Any] = ["sepconv", "sepconv", "mlstm", "mlstm"]
+    model = mixlab.create_model("caformer_s18", dims=[8, 16, 24, 32], depths=[1, 1, 2, 2], mixers=mixers)
+    model(torch.randn(1, 3, 64, 64)).sum().backward()
+    assert [block.channel is None for block in model.blocks.values()] == [False, False, True, True, True, True]
+    for mixer in ("attention", "pool", "sepconv", "rnn2d", "identity", "random", "convattention"):
+        other = mixlab.create_model("vil_pico", dims=[16], depths=[2], mixers=mixer, num_classes=3)
+        assert other(torch.randn(1, 3, 40, 32)).shape == (1, 3)
 
 
 # Tables 5 and 6 of the CoaT paper, and the factorisations of its section 4.1

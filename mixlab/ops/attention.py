@@ -8,9 +8,11 @@ from mixlab.grid import Grid
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(d)) over the keys that the mask leaves, (B, heads, N, N)."""
+    """softmax(q k^T / sqrt(d)) over the keys that a mask leaves, or with an offset added, (B, heads, N, N)."""
     scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-    return (scores if mask is None else scores.masked_fill(~mask, float("-inf"))).softmax(-1)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
+    return scores.softmax(-1)
 
 
 def window_mask(grid: Grid, window: int, device: torch.device) -> Tensor:

@@ -111,6 +111,11 @@ def exact(gate: Tensor) -> Tensor:
     return gate if gate.dtype is torch.float64 else gate.float()
 
 
+def wide(gate: Tensor) -> Tensor:
+    """Sums of gates run over many steps: double precision, where the device has it."""
+    return exact(gate) if gate.device.type == "mps" else gate.double()
+
+
 def divisor(size: Tensor, stabiliser: Tensor, eps: float) -> Tensor:
     """max(|n q|, 1) in units of exp(-m)."""
     return torch.maximum(size.abs(), (-stabiliser).exp()) + eps
@@ -148,32 +153,33 @@ def mlstm_chunkwise(
         return mlstm_shape(query, key, value), None
     lead, steps = query.shape[:-2], query.shape[-2]
     size = chunk_size(steps, query.shape[-1]) if chunk is None else min(chunk, steps)
-    last, spare = (0 if reverse else -1), not torch.is_grad_enabled()  # without gradients, memory is used again
+    dtype, last = exact(query[..., 0, 0]).dtype, 0 if reverse else -1
+    spare = not torch.is_grad_enabled()  # without gradients, memory is used again
     with without_autocast(query):
         query, key, value = (cut(sequence, size) for sequence in (query, key, value))  # each (X, chunks, S, D)
-        decay = running_sum(cut(F.logsigmoid(exact(forget_gate))[..., None], size)[..., 0], reverse)  # (X, chunks, S)
-        gain = cut(exact(input_gate)[..., None], size, NEVER)[..., 0] - decay  # as seen from the start of the chunk
+        decay = running_sum(cut(F.logsigmoid(wide(forget_gate))[..., None], size)[..., 0], reverse)  # (X, chunks, S)
+        gain = cut(wide(input_gate)[..., None], size, NEVER)[..., 0] - decay  # as seen from the start of the chunk
         peak = running_max(gain.detach(), reverse)
         front, after = None, None
         if query.shape[1] > 1 or state is not None or final_state:
-            written = written_by_chunks(key, value, (gain - peak[..., last, None]).exp())
+            written = written_by_chunks(key, value, decay_weight(gain - peak[..., last, None]).to(dtype))
             begun = None if state is None else flat_state(state, len(query))
             ends = (decay[..., last], peak[..., last])
             front, after = carry(written, *ends, begun, reverse=reverse, final_state=final_state)
             peak = torch.maximum(peak, front.stabiliser.detach()[..., None])
-        weights = decay_matrix(gain, peak, reverse).mul_(query.shape[-1] ** -0.5)
-        scores = query @ key.mT
-        scores = scores.mul_(weights) if spare else scores.to(weights.dtype) * weights
+        weights = decay_matrix(gain.to(dtype), peak.to(dtype), reverse).mul_(query.shape[-1] ** -0.5)
+        scores = (query @ key.mT).to(dtype)
+        scores = scores.mul_(weights) if spare else scores * weights
         output, norm = scores.to(value.dtype) @ value, scores.sum(-1)
         if front is not None:
             carried = decay_weight(front.stabiliser[..., None] - peak)[..., None]
             read = query * carried.to(query.dtype)
             output = add_product(output, read, front.memory.to(read.dtype), spare)
-            norm = norm + (read.to(norm.dtype) @ front.normaliser[..., None])[..., 0]
-        size_of = divisor(norm, decay + peak, eps)[..., None].to(output.dtype)
+            norm = norm + (read.to(dtype) @ front.normaliser[..., None])[..., 0]
+        size_of = divisor(norm, (decay + peak).to(dtype), eps)[..., None].to(output.dtype)
         output = output.div_(size_of) if spare else output / size_of
     output = output.flatten(1, 2)[:, :steps].unflatten(0, lead)
-    return output, None if after is None else State(*(part.unflatten(0, lead) for part in after))
+    return output, None if after is None else State(*(part.to(dtype).unflatten(0, lead) for part in after))
 
 
 def chunk_size(steps: int, width: int) -> int:
@@ -236,21 +242,20 @@ def carry(
 ) -> tuple[State, State | None]:
     """The states in front of every chunk (X, chunks, ...) and behind all; `decay` and `peak` are those of whole chunks.
 
-    Between chunks it is the parallel form again, in groups so that it stays linear. The sums of logarithms run over
-    all steps, so they are kept in double precision.
+    Between chunks it is the parallel form again, in groups so that it stays linear.
     """
     found: list[State] = []
     slices = groups(decay.shape[1], reverse)
     for index, group in enumerate(slices):
-        sums = running_sum(decay[:, group].double(), reverse)
-        gain = peak[:, group].double() - (sums - decay[:, group].double())
+        sums = running_sum(decay[:, group], reverse)
+        gain = peak[:, group] - (sums - decay[:, group])
         if reverse:
             sums, gain = sums.flip(1), gain.flip(1)
-        level = sums.new_full(sums.shape[:1], NEVER) if start is None else start.stabiliser.double()
+        level = sums.new_full(sums.shape[:1], NEVER) if start is None else start.stabiliser.to(sums.dtype)
         logs = torch.cat([level[:, None], gain], 1)  # in the order of the visit, (X, 1 + chunks)
         highest = logs.detach().cummax(1).values
-        weights = decay_matrix(logs, highest, reverse=False).to(decay.dtype)
-        levels = (highest + F.pad(sums, (1, 0))).to(decay.dtype)
+        weights = decay_matrix(logs, highest, reverse=False).to(written[0].dtype)
+        levels = highest + F.pad(sums, (1, 0))
         updates = (written[0][:, group], written[1][:, group])
         rows, heights = weights[:, :-1], levels[:, :-1]
         if reverse:

@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+import mixlab
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
 from mixlab.mixers import MIXERS, heads_for
+from mixlab.mixers.attention import RelativeBias
 from tests.mixers.contract import MixerContract
 
 
@@ -50,3 +52,42 @@ def test_head_counts_divide_the_width_and_keep_the_head_size(dim: int, head_dim:
 def test_an_even_window_is_an_error() -> None:
     with pytest.raises(ConfigError, match="odd size"):
         MIXERS.parse({"name": "window_attention", "window": 8})
+
+
+class TestRelativeBias(MixerContract):
+    name = "attention"
+    options = {"relative_bias": True}
+    spatial = False
+
+
+def test_a_relative_bias_starts_at_zero_and_reads_the_offset() -> None:
+    grid = Grid(3, 4, prefix=1)
+    bias = RelativeBias(grid, heads=2)
+    assert (bias(grid) == 0).all()
+    with torch.no_grad():
+        bias.table.copy_(torch.arange(35.0).reshape(5, 7).expand(2, 5, 7))
+        assert bias.class_tokens is not None
+        bias.class_tokens.copy_(torch.tensor([-1.0, -2.0, -3.0]).expand(2, 3))
+    shown = bias(grid)
+    assert shown.shape == (2, 13, 13)
+    query, key = (2, 1), (0, 3)  # two rows down and two columns to the left
+    assert shown[0, 1 + query[0] * 4 + query[1], 1 + key[0] * 4 + key[1]] == (2 + 2) * 7 + (-2 + 3)
+    assert shown[0, 0].tolist() == [-3.0] + [-1.0] * 12
+    assert shown[0, 1:, 0].tolist() == [-2.0] * 12
+
+
+def test_a_relative_bias_is_resampled_with_the_image() -> None:
+    model = mixlab.create_model("deit_tiny", dims=[32], depths=[1], mixers={"name": "attention", "relative_bias": True})
+    torch.nn.init.normal_(model.get_parameter("stages.0.blocks.0.token.branches.0.mixer.relative_bias.table"))
+    model(torch.randn(1, 3, 96, 64)).sum().backward()
+    larger = mixlab.create_model(
+        "deit_tiny", dims=[32], depths=[1], mixers={"name": "attention", "relative_bias": True}, image_size=512
+    )
+    mixlab.load_weights(larger, model.state_dict())
+    table = larger.get_parameter("stages.0.blocks.0.token.branches.0.mixer.relative_bias.table")
+    assert table.shape == (1, 63, 63)
+
+
+def test_a_window_has_no_relative_bias() -> None:
+    with pytest.raises(ConfigError, match="no relative_bias"):
+        MIXERS.parse({"name": "window_attention", "relative_bias": True})
