@@ -54,37 +54,45 @@ class MlstmOptions:
 
 
 class Path(NamedTuple):
-    """One way over the grid: row by row from the top left, or column by column, mirrored left to right, backwards."""
+    """One way over the grid: row by row from the top left, or column by column, mirrored left to right, backwards.
+
+    Tokens are put in the order of the walk in front of the layer and back behind it, where they are narrowest; inside,
+    every walk is the same code.
+    """
 
     columns: bool = False
     mirrored: bool = False
     backwards: bool = False
 
     def arrange(self, tokens: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
-        """Image tokens in the order of a walk from the start, and the grid that they then lie on."""
-        if not (self.columns or self.mirrored):
+        """Tokens in the order of the walk, and the grid that the image then lies on."""
+        if not any(self):
             return tokens, grid
         image = grid.image(tokens).unflatten(1, (grid.height, grid.width))
         image = image.flip(2) if self.mirrored else image
         image = image.transpose(1, 2) if self.columns else image
         walk = Grid(image.shape[1], image.shape[2], grid.prefix)
-        return torch.cat([tokens[:, : grid.prefix], image.flatten(1, 2)], 1) if grid.prefix else image.flatten(
-            1, 2
-        ), walk
+        image = image.flatten(1, 2)
+        image = image.flip(1) if self.backwards else image
+        return behind_prefix(tokens, image, grid, backwards=self.backwards), walk
 
     def restore(self, tokens: Tensor, walk: Grid) -> Tensor:
         """The inverse of `arrange`."""
-        if not (self.columns or self.mirrored):
+        if not any(self):
             return tokens
-        image = walk.image(tokens).unflatten(1, (walk.height, walk.width))
+        image = walk.image(tokens)
+        image = (image.flip(1) if self.backwards else image).unflatten(1, (walk.height, walk.width))
         image = image.transpose(1, 2) if self.columns else image
         image = image.flip(2) if self.mirrored else image
-        return behind_prefix(tokens, image.flatten(1, 2), walk)
+        return behind_prefix(tokens, image.flatten(1, 2), walk, backwards=self.backwards)
 
 
-def behind_prefix(tokens: Tensor, image: Tensor, grid: Grid) -> Tensor:
-    """New image tokens behind the class tokens that are there."""
-    return torch.cat([tokens[:, : grid.prefix], image], 1) if grid.prefix else image
+def behind_prefix(tokens: Tensor, image: Tensor, grid: Grid, *, backwards: bool = False) -> Tensor:
+    """New image tokens behind the class tokens that are there, or behind these in the order of a walk backwards."""
+    if not grid.prefix:
+        return image
+    prefix = tokens[:, : grid.prefix]
+    return torch.cat([prefix.flip(1) if backwards else prefix, image], 1)
 
 
 ROWS, COLUMNS = Path(), Path(columns=True)
@@ -170,13 +178,11 @@ class Mlstm(Mixer):
         if self.conv is None:
             return inner
         height, width = self.conv.kernel_size
-        weight = self.conv.weight.flip(2, 3) if self.path.backwards else self.conv.weight
         image = walk.to_map(inner) if height > 1 else Grid(1, walk.image_tokens, walk.prefix).to_map(inner)
         padding = (height // 2, width // 2)
         if self.causal:
-            image = F.pad(image, (0, width - 1) if self.path.backwards else (width - 1, 0))
-            padding = (0, 0)
-        out = F.conv2d(image, weight, self.conv.bias, padding=padding, groups=len(weight))
+            image, padding = F.pad(image, (width - 1, 0)), (0, 0)
+        out = F.conv2d(image, self.conv.weight, self.conv.bias, padding=padding, groups=self.conv.groups)
         return behind_prefix(inner, walk.from_map(out), walk)
 
     def gates(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,10 +218,10 @@ class Mlstm(Mixer):
         spread = self.spread and walk.prefix > 0
         query, key, value, write, keep = (to_visit(one, walk) for one in inputs) if spread else inputs
         if self.form == "chunkwise":
-            output, _ = mlstm_chunkwise(query, key, value, write, keep, reverse=self.path.backwards, chunk=self.chunk)
+            output, _ = mlstm_chunkwise(query, key, value, write, keep, chunk=self.chunk)
         else:
             form = mlstm_parallel if self.form == "parallel" else mlstm_recurrent
-            output, _ = form(query, key, value, write, keep, reverse=self.path.backwards)
+            output, _ = form(query, key, value, write, keep)
         return from_visit(output, walk) if spread else output
 
     def merge(self, mixed: Tensor, source: Tensor, gate: Tensor) -> Tensor:

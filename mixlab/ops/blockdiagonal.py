@@ -24,11 +24,14 @@ def block_diagonal_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: 
     width = group_width(channels // heads, weight.shape[1])
     dense = densify(weight, width).to(x.dtype)
     groups = x.reshape(batch * steps, -1, width).transpose(0, 1)  # (groups, B * T, in)
-    if bias is None:
+    if bias is None or torch.compiler.is_compiling():
         out = torch.bmm(groups, dense)
     else:
         out = torch.baddbmm(bias.view(-1, 1, width).to(x.dtype), groups, dense)
-    return out.unflatten(0, (heads, -1)).transpose(1, 2).reshape(heads, batch, steps, -1)
+    out = out.unflatten(0, (heads, -1)).transpose(1, 2).reshape(heads, batch, steps, -1)
+    if bias is not None and torch.compiler.is_compiling():  # there it costs nothing, since it is done while copying
+        out = out + bias.view(heads, 1, 1, -1).to(x.dtype)
+    return out
 
 
 def group_width(channels: int, block: int) -> int:

@@ -5,7 +5,8 @@ As in the released code the forget gate is a sigmoid, keys are divided by sqrt(D
 log i), and the normaliser is max(|n q|, exp(-m)) + eps. `reverse` runs from the last step to the first.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -81,9 +82,8 @@ def mlstm_parallel(
 ) -> Result:
     """All steps at once through T x T matrices: quadratic in the length."""
     if reverse:
-        flipped = (query.flip(-2), key.flip(-2), value.flip(-2), input_gate.flip(-1), forget_gate.flip(-1))
-        output, after = mlstm_parallel(*flipped, state, final_state=final_state, eps=eps)
-        return output.flip(-2), after
+        inputs = (query, key, value, input_gate, forget_gate)
+        return backwards(mlstm_parallel, inputs, state, final_state=final_state, eps=eps)
     key = key * key.shape[-1] ** -0.5
     log_input, decay = exact(input_gate), F.logsigmoid(exact(forget_gate)).cumsum(-1)
     weights = decay[..., :, None] - decay[..., None, :] + log_input[..., None, :]
@@ -104,6 +104,14 @@ def mlstm_parallel(
     memory = carried[..., -1, None, None] * memory + written.mT @ value.to(written.dtype)
     normaliser = carried[..., -1, None] * normaliser + written.sum(-2)
     return output, State(memory, normaliser, stabiliser[..., -1])
+
+
+def backwards(form: Callable[..., Result], inputs: tuple[Tensor, ...], state: State | None, **settings: Any) -> Result:
+    """A form over flipped steps."""
+    *sequences, input_gate, forget_gate = inputs
+    flipped = [*(sequence.flip(-2) for sequence in sequences), input_gate.flip(-1), forget_gate.flip(-1)]
+    output, after = form(*flipped, state, **settings)
+    return output.flip(-2), after
 
 
 def exact(gate: Tensor) -> Tensor:
@@ -146,28 +154,30 @@ def mlstm_chunkwise(
 ) -> Result:
     """Parallel inside chunks of steps, recurrent between them (section 2.2): linear in the length.
 
-    Nothing is flipped for `reverse`: triangular matrices are turned over instead. The stabiliser carries no gradient,
-    since the output does not depend on it. `chunk` is the number of steps in a chunk, by default from the length.
+    The stabiliser carries no gradient, since the output does not depend on it. `chunk` is the number of steps in a
+    chunk, by default from the length.
     """
     if query.is_meta:
         return mlstm_shape(query, key, value), None
+    if reverse:
+        inputs = (query, key, value, input_gate, forget_gate)
+        return backwards(mlstm_chunkwise, inputs, state, final_state=final_state, eps=eps, chunk=chunk)
     lead, steps = query.shape[:-2], query.shape[-2]
     size = chunk_size(steps, query.shape[-1]) if chunk is None else min(chunk, steps)
-    dtype, last = exact(query[..., 0, 0]).dtype, 0 if reverse else -1
+    dtype = torch.promote_types(query.dtype, torch.float32)
     spare = not torch.is_grad_enabled()  # without gradients, memory is used again
     with without_autocast(query):
         query, key, value = (cut(sequence, size) for sequence in (query, key, value))  # each (X, chunks, S, D)
-        decay = running_sum(cut(F.logsigmoid(wide(forget_gate))[..., None], size)[..., 0], reverse)  # (X, chunks, S)
+        decay = cut(F.logsigmoid(wide(forget_gate))[..., None], size)[..., 0].cumsum(-1)  # (X, chunks, S)
         gain = cut(wide(input_gate)[..., None], size, NEVER)[..., 0] - decay  # as seen from the start of the chunk
-        peak = running_max(gain.detach(), reverse)
+        peak = gain.detach().cummax(-1).values
         front, after = None, None
         if query.shape[1] > 1 or state is not None or final_state:
-            written = written_by_chunks(key, value, decay_weight(gain - peak[..., last, None]).to(dtype))
+            written = written_by_chunks(key, value, decay_weight(gain - peak[..., -1:]).to(dtype))
             begun = None if state is None else flat_state(state, len(query))
-            ends = (decay[..., last], peak[..., last])
-            front, after = carry(written, *ends, begun, reverse=reverse, final_state=final_state)
+            front, after = carry(written, decay[..., -1], peak[..., -1], begun, final_state=final_state)
             peak = torch.maximum(peak, front.stabiliser.detach()[..., None])
-        weights = decay_matrix(gain.to(dtype), peak.to(dtype), reverse).mul_(query.shape[-1] ** -0.5)
+        weights = decay_matrix(gain.to(dtype), peak.to(dtype)).mul_(query.shape[-1] ** -0.5)
         scores = (query @ key.mT).to(dtype)
         scores = scores.mul_(weights) if spare else scores * weights
         output, norm = scores.to(value.dtype) @ value, scores.sum(-1)
@@ -183,11 +193,16 @@ def mlstm_chunkwise(
 
 
 def chunk_size(steps: int, width: int) -> int:
-    """A divisor of the length near `CHUNK`, so that nothing is padded; else chunks of equal size up to `CHUNK`."""
-    if steps <= CHUNK:
+    """Steps per chunk for a length and a head's width: what was fastest on two cores.
+
+    While the state is larger than what it replaces, one chunk for all. Else a divisor of the length, so that nothing is
+    padded, near `CHUNK` or a third of the width; without one, chunks of equal size up to that.
+    """
+    if steps <= width + CHUNK:
         return steps
-    divisors = [size for size in range(CHUNK // 2, 3 * CHUNK // 2 + 1) if steps % size == 0]
-    return min(divisors, key=lambda size: abs(size - CHUNK)) if divisors else -(-steps // -(-steps // CHUNK))
+    wanted = max(CHUNK, width // 3)
+    divisors = [size for size in range(wanted // 2, 3 * wanted // 2 + 1) if steps % size == 0]
+    return min(divisors, key=lambda size: abs(size - wanted)) if divisors else -(-steps // -(-steps // wanted))
 
 
 def cut(sequence: Tensor, size: int, padding: float = 0.0) -> Tensor:
@@ -198,19 +213,9 @@ def cut(sequence: Tensor, size: int, padding: float = 0.0) -> Tensor:
     return flat.unflatten(1, (-1, size))
 
 
-def running_sum(values: Tensor, reverse: bool) -> Tensor:
-    """Over the last axis, in the order of the visit."""
-    return values.flip(-1).cumsum(-1).flip(-1) if reverse else values.cumsum(-1)
-
-
-def running_max(values: Tensor, reverse: bool) -> Tensor:
-    return values.flip(-1).cummax(-1).values.flip(-1) if reverse else values.cummax(-1).values
-
-
-def decay_matrix(gain: Tensor, peak: Tensor, reverse: bool) -> Tensor:
+def decay_matrix(gain: Tensor, peak: Tensor) -> Tensor:
     """exp(gain_j - peak_t) for each step t and every step j up to it, (..., T, T); 0 for later ones."""
-    weights = decay_weight(gain[..., None, :] - peak[..., :, None])
-    return weights.triu() if reverse else weights.tril()
+    return decay_weight(gain[..., None, :] - peak[..., :, None]).tril()
 
 
 def decay_weight(logarithm: Tensor) -> Tensor:
@@ -232,61 +237,40 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, spare: bool) -> Tens
 
 
 def carry(
-    written: tuple[Tensor, Tensor],
-    decay: Tensor,
-    peak: Tensor,
-    start: State | None,
-    *,
-    reverse: bool,
-    final_state: bool,
+    written: tuple[Tensor, Tensor], decay: Tensor, peak: Tensor, start: State | None, *, final_state: bool
 ) -> tuple[State, State | None]:
     """The states in front of every chunk (X, chunks, ...) and behind all; `decay` and `peak` are those of whole chunks.
 
     Between chunks it is the parallel form again, in groups so that it stays linear.
     """
     found: list[State] = []
-    slices = groups(decay.shape[1], reverse)
+    slices = [slice(first, first + GROUP) for first in range(0, decay.shape[1], GROUP)]
     for index, group in enumerate(slices):
-        sums = running_sum(decay[:, group], reverse)
+        sums = decay[:, group].cumsum(1)
         gain = peak[:, group] - (sums - decay[:, group])
-        if reverse:
-            sums, gain = sums.flip(1), gain.flip(1)
         level = sums.new_full(sums.shape[:1], NEVER) if start is None else start.stabiliser.to(sums.dtype)
-        logs = torch.cat([level[:, None], gain], 1)  # in the order of the visit, (X, 1 + chunks)
+        logs = torch.cat([level[:, None], gain], 1)  # (X, 1 + chunks)
         highest = logs.detach().cummax(1).values
-        weights = decay_matrix(logs, highest, reverse=False).to(written[0].dtype)
+        weights = decay_matrix(logs, highest).to(written[0].dtype)
         levels = highest + F.pad(sums, (1, 0))
         updates = (written[0][:, group], written[1][:, group])
-        rows, heights = weights[:, :-1], levels[:, :-1]
-        if reverse:
-            rows, heights = rows.flip(1), heights.flip(1)
-        found.append(combine(rows, heights, updates, start, reverse))
+        found.append(combine(weights[:, :-1], levels[:, :-1], updates, start))
         if final_state or index < len(slices) - 1:
-            after = combine(weights[:, -1:], levels[:, -1:], updates, start, reverse)
+            after = combine(weights[:, -1:], levels[:, -1:], updates, start)
             start = State(*(part[:, 0] for part in after))
-    found = found[::-1] if reverse else found
     front = State(*(torch.cat(parts, 1) for parts in zip(*found, strict=True))) if len(found) > 1 else found[0]
     return front, start if final_state else None
 
 
-def combine(
-    weights: Tensor, levels: Tensor, updates: tuple[Tensor, Tensor], start: State | None, reverse: bool
-) -> State:
+def combine(weights: Tensor, levels: Tensor, updates: tuple[Tensor, Tensor], start: State | None) -> State:
     """One state per row of weights (X, rows, 1 + chunks) over the start and what the chunks wrote."""
-    new = weights[:, :, 1:].flip(2) if reverse else weights[:, :, 1:]
     states = []
     for part, update in enumerate(updates):
-        mixed = new @ update.flatten(2)
+        mixed = weights[:, :, 1:] @ update.flatten(2)
         if start is not None:
             mixed = torch.addcmul(mixed, weights[:, :, :1], start[part].flatten(1)[:, None])
         states.append(mixed.unflatten(2, update.shape[2:]))
     return State(states[0], states[1], levels)
-
-
-def groups(count: int, reverse: bool) -> list[slice]:
-    """Up to `GROUP` neighbouring chunks at a time, in the order of the visit."""
-    slices = [slice(start, start + GROUP) for start in range(0, count, GROUP)]
-    return slices[::-1] if reverse else slices
 
 
 def flat_state(state: State, rows: int) -> State:
