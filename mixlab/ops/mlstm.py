@@ -165,7 +165,6 @@ def mlstm_chunkwise(
     lead, steps = query.shape[:-2], query.shape[-2]
     size = chunk_size(steps, query.shape[-1]) if chunk is None else min(chunk, steps)
     dtype = torch.promote_types(query.dtype, torch.float32)
-    spare = not torch.is_grad_enabled()  # without gradients, memory is used again
     with without_autocast(query):
         query, key, value = (cut(sequence, size) for sequence in (query, key, value))  # each (X, chunks, S, D)
         decay = cut(F.logsigmoid(wide(forget_gate))[..., None], size)[..., 0].cumsum(-1)  # (X, chunks, S)
@@ -177,17 +176,14 @@ def mlstm_chunkwise(
             begun = None if state is None else flat_state(state, len(query))
             front, after = carry(written, decay[..., -1], peak[..., -1], begun, final_state=final_state)
             peak = torch.maximum(peak, front.stabiliser.detach()[..., None])
-        weights = decay_matrix(gain.to(dtype), peak.to(dtype)).mul_(query.shape[-1] ** -0.5)
-        scores = (query @ key.mT).to(dtype)
-        scores = scores.mul_(weights) if spare else scores * weights
-        output, norm = scores.to(value.dtype) @ value, scores.sum(-1)
+        output, norm = read_within(query, key, value, gain.to(dtype), peak.to(dtype))
         if front is not None:
             carried = decay_weight(front.stabiliser[..., None] - peak)[..., None]
             read = query * carried.to(query.dtype)
-            output = add_product(output, read, front.memory.to(read.dtype), spare)
-            norm = norm + (read.to(dtype) @ front.normaliser[..., None])[..., 0]
+            output = add_product(output, read, front.memory.to(read.dtype))
+            norm = norm + (read * front.normaliser[..., None, :]).sum(-1)
         size_of = divisor(norm, (decay + peak).to(dtype), eps)[..., None].to(output.dtype)
-        output = output.div_(size_of) if spare else output / size_of
+        output = output / size_of if torch.is_grad_enabled() else output.div_(size_of)
     output = output.flatten(1, 2)[:, :steps].unflatten(0, lead)
     return output, None if after is None else State(*(part.to(dtype).unflatten(0, lead) for part in after))
 
@@ -198,7 +194,7 @@ def chunk_size(steps: int, width: int) -> int:
     While the state is larger than what it replaces, one chunk for all. Else a divisor of the length, so that nothing is
     padded, near `CHUNK` or a third of the width; without one, chunks of equal size up to that.
     """
-    if steps <= width + CHUNK:
+    if steps <= width + 2 * CHUNK:
         return steps
     wanted = max(CHUNK, width // 3)
     divisors = [size for size in range(wanted // 2, 3 * wanted // 2 + 1) if steps % size == 0]
@@ -213,9 +209,24 @@ def cut(sequence: Tensor, size: int, padding: float = 0.0) -> Tensor:
     return flat.unflatten(1, (-1, size))
 
 
-def decay_matrix(gain: Tensor, peak: Tensor) -> Tensor:
-    """exp(gain_j - peak_t) for each step t and every step j up to it, (..., T, T); 0 for later ones."""
-    return decay_weight(gain[..., None, :] - peak[..., :, None]).tril()
+def read_within(query: Tensor, key: Tensor, value: Tensor, gain: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+    """What steps read from their own chunk and its share of n q, rows of steps at a time: later steps cost nothing."""
+    steps, scale = query.shape[2], query.shape[3] ** -0.5
+    rows = -(-steps // -(-steps // CHUNK))
+    outputs, norms = [], []
+    for first in range(0, steps, rows):
+        here, seen = slice(first, first + rows), slice(0, first + rows)
+        weights = decay_matrix(gain[..., seen], peak[..., here], first).mul_(scale)
+        scores = (query[..., here, :] @ key[..., seen, :].mT).to(weights.dtype)
+        scores = scores * weights if torch.is_grad_enabled() else scores.mul_(weights)
+        outputs.append(scores.to(value.dtype) @ value[..., seen, :])
+        norms.append(scores.sum(-1))
+    return (torch.cat(outputs, 2), torch.cat(norms, 2)) if len(outputs) > 1 else (outputs[0], norms[0])
+
+
+def decay_matrix(gain: Tensor, peak: Tensor, first: int = 0) -> Tensor:
+    """exp(gain_j - peak_t) for steps t from `first` and every step j up to t, (..., t, j); 0 for later ones."""
+    return decay_weight(gain[..., None, :] - peak[..., :, None]).tril(first)
 
 
 def decay_weight(logarithm: Tensor) -> Tensor:
@@ -230,10 +241,10 @@ def written_by_chunks(key: Tensor, value: Tensor, weights: Tensor) -> tuple[Tens
     return memory.to(weights.dtype), (weights[..., None, :] @ key.to(weights.dtype))[..., 0, :]
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor, spare: bool) -> Tensor:
-    """total + left @ right, (X, chunks, ...)."""
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """total + left @ right, (X, chunks, ...); without gradients, in the memory of the total."""
     flat = (total.flatten(0, 1), left.flatten(0, 1), right.flatten(0, 1))
-    return flat[0].baddbmm_(*flat[1:]).view_as(total) if spare else torch.baddbmm(*flat).view_as(total)
+    return (torch.baddbmm(*flat) if torch.is_grad_enabled() else flat[0].baddbmm_(*flat[1:])).view_as(total)
 
 
 def carry(

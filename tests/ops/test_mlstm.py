@@ -169,7 +169,7 @@ def test_gates_and_normaliser_stay_in_float32_under_autocast() -> None:
 @pytest.mark.parametrize("steps", [1, 64, 144, 196, 784, 1024, 3136, 12544, 97, 9973])
 def test_chunks_are_near_the_wanted_size_and_pad_little(steps: int) -> None:
     size = chunk_size(steps, 96)
-    assert min(steps, CHUNK // 2) <= size <= 96 + CHUNK
+    assert min(steps, CHUNK // 2) <= size <= 96 + 2 * CHUNK
     assert -steps % size <= steps // size + 1
 
 
