@@ -35,6 +35,7 @@ compile-all: $(INSTALLED) ## torch.compile of every model, outputs and gradients
 bench: $(INSTALLED) ## images per second beside timm, and cold compile time (2 quiet cores, g++)
 	$(BIN)/python benchmarks/against_timm.py
 	$(BIN)/python benchmarks/compile_time.py caformer_s18
+	$(BIN)/python benchmarks/vision_lstm.py
 
 counts: $(INSTALLED) ## count every model's parameters and MACs anew, after a change of the model rows
 	$(BIN)/python -m mixlab.evals.summary > counts.new

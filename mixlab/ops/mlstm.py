@@ -16,7 +16,7 @@ from mixlab.guards import without_autocast
 
 EPS = 1e-6
 CHUNK = 64  # steps that are computed in parallel; the paper's count of operations assumes it (B.2)
-GROUP = 16  # chunks whose states are computed in one product
+GROUP = 16  # chunks that are computed at once
 LEAST = -60.0  # the smallest logarithm of a weight that is told from nothing
 NEVER = -1e30  # the logarithm of nothing: finite, so that differences of two of them are
 
@@ -162,28 +162,52 @@ def mlstm_chunkwise(
     if reverse:
         inputs = (query, key, value, input_gate, forget_gate)
         return backwards(mlstm_chunkwise, inputs, state, final_state=final_state, eps=eps, chunk=chunk)
-    lead, steps = query.shape[:-2], query.shape[-2]
+    steps = query.shape[-2]
     size = chunk_size(steps, query.shape[-1]) if chunk is None else min(chunk, steps)
-    dtype = torch.promote_types(query.dtype, torch.float32)
+    outputs = []
     with without_autocast(query):
-        query, key, value = (cut(sequence, size) for sequence in (query, key, value))  # each (X, chunks, S, D)
-        decay = cut(F.logsigmoid(wide(forget_gate))[..., None], size)[..., 0].cumsum(-1)  # (X, chunks, S)
-        gain = cut(wide(input_gate)[..., None], size, NEVER)[..., 0] - decay  # as seen from the start of the chunk
-        peak = gain.detach().cummax(-1).values
-        front, after = None, None
-        if query.shape[1] > 1 or state is not None or final_state:
-            written = written_by_chunks(key, value, decay_weight(gain - peak[..., -1:]).to(dtype))
-            begun = None if state is None else flat_state(state, len(query))
-            front, after = carry(written, decay[..., -1], peak[..., -1], begun, final_state=final_state)
-            peak = torch.maximum(peak, front.stabiliser.detach()[..., None])
-        output, norm = read_within(query, key, value, gain.to(dtype), peak.to(dtype))
-        if front is not None:
-            carried = decay_weight(front.stabiliser[..., None] - peak)[..., None]
-            read = query * carried.to(query.dtype)
-            output = add_product(output, read, front.memory.to(read.dtype))
-            norm = norm + (read * front.normaliser[..., None, :]).sum(-1)
-        size_of = divisor(norm, (decay + peak).to(dtype), eps)[..., None].to(output.dtype)
-        output = output / size_of if torch.is_grad_enabled() else output.div_(size_of)
+        for first in range(0, steps, GROUP * size):
+            here, last = slice(first, first + GROUP * size), first + GROUP * size >= steps
+            sequences = (query[..., here, :], key[..., here, :], value[..., here, :])
+            gates = (input_gate[..., here], forget_gate[..., here])
+            output, state = read_group(*sequences, *gates, state, size, eps, final_state=final_state or not last)
+            outputs.append(output)
+    return torch.cat(outputs, -2) if len(outputs) > 1 else outputs[0], state if final_state else None
+
+
+def read_group(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    input_gate: Tensor,
+    forget_gate: Tensor,
+    state: State | None,
+    size: int,
+    eps: float,
+    *,
+    final_state: bool,
+) -> Result:
+    """A few chunks of `size` steps at once: few enough for what they need to stay near the processor."""
+    lead, steps = query.shape[:-2], query.shape[-2]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    query, key, value = (cut(sequence, size) for sequence in (query, key, value))  # each (X, chunks, S, D)
+    decay = cut(F.logsigmoid(wide(forget_gate))[..., None], size)[..., 0].cumsum(-1)  # (X, chunks, S)
+    gain = cut(wide(input_gate)[..., None], size, NEVER)[..., 0] - decay  # as seen from the start of the chunk
+    peak = gain.detach().cummax(-1).values
+    front, after = None, None
+    if query.shape[1] > 1 or state is not None or final_state:
+        written = written_by_chunks(key, value, decay_weight(gain - peak[..., -1:]).to(dtype))
+        begun = None if state is None else flat_state(state, len(query))
+        front, after = carry(written, decay[..., -1], peak[..., -1], begun, final_state=final_state)
+        peak = torch.maximum(peak, front.stabiliser.detach()[..., None])
+    output, norm = read_within(query, key, value, gain.to(dtype), peak.to(dtype))
+    if front is not None:
+        carried = decay_weight(front.stabiliser[..., None] - peak)[..., None]
+        read = query * carried.to(query.dtype)
+        output = add_product(output, read, front.memory.to(read.dtype))
+        norm = norm + (read * front.normaliser[..., None, :]).sum(-1)
+    size_of = divisor(norm, (decay + peak).to(dtype), eps)[..., None].to(output.dtype)
+    output = output / size_of if torch.is_grad_enabled() else output.div_(size_of)
     output = output.flatten(1, 2)[:, :steps].unflatten(0, lead)
     return output, None if after is None else State(*(part.to(dtype).unflatten(0, lead) for part in after))
 
@@ -206,7 +230,7 @@ def cut(sequence: Tensor, size: int, padding: float = 0.0) -> Tensor:
     steps, flat = sequence.shape[-2], sequence.reshape(-1, *sequence.shape[-2:])
     if steps % size:
         flat = F.pad(flat, (0, 0, 0, -steps % size), value=padding)
-    return flat.unflatten(1, (-1, size))
+    return flat.contiguous().unflatten(1, (-1, size))
 
 
 def read_within(query: Tensor, key: Tensor, value: Tensor, gain: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,25 +276,18 @@ def carry(
 ) -> tuple[State, State | None]:
     """The states in front of every chunk (X, chunks, ...) and behind all; `decay` and `peak` are those of whole chunks.
 
-    Between chunks it is the parallel form again, in groups so that it stays linear.
+    Between chunks it is the parallel form again.
     """
-    found: list[State] = []
-    slices = [slice(first, first + GROUP) for first in range(0, decay.shape[1], GROUP)]
-    for index, group in enumerate(slices):
-        sums = decay[:, group].cumsum(1)
-        gain = peak[:, group] - (sums - decay[:, group])
-        level = sums.new_full(sums.shape[:1], NEVER) if start is None else start.stabiliser.to(sums.dtype)
-        logs = torch.cat([level[:, None], gain], 1)  # (X, 1 + chunks)
-        highest = logs.detach().cummax(1).values
-        weights = decay_matrix(logs, highest).to(written[0].dtype)
-        levels = highest + F.pad(sums, (1, 0))
-        updates = (written[0][:, group], written[1][:, group])
-        found.append(combine(weights[:, :-1], levels[:, :-1], updates, start))
-        if final_state or index < len(slices) - 1:
-            after = combine(weights[:, -1:], levels[:, -1:], updates, start)
-            start = State(*(part[:, 0] for part in after))
-    front = State(*(torch.cat(parts, 1) for parts in zip(*found, strict=True))) if len(found) > 1 else found[0]
-    return front, start if final_state else None
+    sums = decay.cumsum(1)
+    level = sums.new_full(sums.shape[:1], NEVER) if start is None else start.stabiliser.to(sums.dtype)
+    logs = torch.cat([level[:, None], peak - (sums - decay)], 1)  # (X, 1 + chunks)
+    highest = logs.detach().cummax(1).values
+    weights = decay_matrix(logs, highest).to(written[0].dtype)
+    levels = highest + F.pad(sums, (1, 0))
+    front = combine(weights[:, :-1], levels[:, :-1], written, start)
+    if not final_state:
+        return front, None
+    return front, State(*(part[:, 0] for part in combine(weights[:, -1:], levels[:, -1:], written, start)))
 
 
 def combine(weights: Tensor, levels: Tensor, updates: tuple[Tensor, Tensor], start: State | None) -> State:
