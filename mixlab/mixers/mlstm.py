@@ -107,9 +107,8 @@ STARTS: dict[Directions, tuple[Path, ...]] = {
 
 def paths(directions: Directions) -> list[Path]:
     """The traversals of Figure 4 in the order in which blocks take them: each way, then the same backwards."""
-    if directions == "uni":
-        return [ROWS]
-    return [path._replace(backwards=backwards) for path in STARTS[directions] for backwards in (False, True)]
+    ways = (False,) if directions == "uni" else (False, True)
+    return [path._replace(backwards=backwards) for path in STARTS[directions] for backwards in ways]
 
 
 class BlockDiagonal(nn.Module):
