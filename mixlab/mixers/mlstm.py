@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixlab.errors import require
 from mixlab.grid import Grid
 from mixlab.guards import without_autocast
-from mixlab.layers import is_plain
+from mixlab.layers import is_plain, linear_for_fusion
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
 from mixlab.ops.blockdiagonal import block_diagonal_heads
 from mixlab.ops.mlstm import mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
@@ -166,11 +166,11 @@ class Mlstm(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         tokens, walk = self.path.arrange(tokens, grid)
-        value_source, gate = self.up(tokens), self.gate(tokens)  # (B, T, inner)
+        value_source, gate = self.up(tokens), linear_for_fusion(self.gate, tokens)  # (B, T, inner)
         source = self.convolve(value_source, walk)
         source = F.silu(source, inplace=not torch.is_grad_enabled() and source is not value_source)
         mixed = self.norm(self.cell(source, value_source, walk))
-        return self.path.restore(self.down(self.merge(mixed, source, gate)), walk)
+        return self.path.restore(linear_for_fusion(self.down, self.merge(mixed, source, gate)), walk)
 
     def convolve(self, inner: Tensor, walk: Grid) -> Tensor:
         """The depthwise convolution over image tokens; it looks along the walk, and class tokens pass."""
