@@ -44,7 +44,7 @@ def vision_lstm(layer: Layer, parent: nn.Module | None) -> None:
     truncated_normal(layer, parent)
     if isinstance(parent, Downsample):
         nn.init.xavier_uniform_(layer.weight.flatten(1))
-    elif isinstance(parent, Head):
+    elif isinstance(parent, Head) and layer is parent.classifier:
         nn.init.trunc_normal_(layer.weight, std=2e-5)
 
 

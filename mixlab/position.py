@@ -33,9 +33,9 @@ class PositionTable(nn.Module):
 
     def resize(self, name: str, value: Tensor, source: Grid | None) -> Tensor:
         """A stored table of another grid on this one's; what is no table is left for the caller to report."""
-        if name == "table" and value.ndim == 3:  # (1, H*W, C) of a square image, or of this model's own
+        if name == "table" and value.ndim == 3:  # (1, H*W, C) of foreign code: of a square image, or else of this size
             side = math.isqrt(value.shape[1])
-            known = (self.grid.height, self.grid.width) if value.shape[1] == self.grid.image_tokens else (side, side)
+            known = (side, side) if side * side == value.shape[1] else (self.grid.height, self.grid.width)
             value = value.unflatten(1, known) if math.prod(known) == value.shape[1] else value
         return resample_table(value, self.grid) if name == "table" and value.ndim == 4 else value
 

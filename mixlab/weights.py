@@ -26,6 +26,7 @@ from mixlab.layouts import best_layout
 
 METADATA_KEY = "mixlab"
 CLASSIFIER = "head.classifier."
+HEAD_NORM = "head.norm."
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # around the tensors in training checkpoints
 LISTED = 10  # how many keys of a kind an error names
 # fields of a config that say nothing about what the weights compute
@@ -117,7 +118,7 @@ def load_weights(
     checkpoint = Checkpoint("The mapping", source) if isinstance(source, Mapping) else read(source)
     own = backbone.state_dict()
     tensors = best_layout(checkpoint.origin, unwrap(checkpoint), own)
-    tensors = fit(backbone, tensors, checkpoint.config)
+    tensors = absent_as_zeros(backbone, own) | fit(backbone, tensors, checkpoint.config)
     if replace_classifier:
         tensors = keep_own_classifier(tensors, own)
     problems = differences(tensors, own)
@@ -242,6 +243,12 @@ def fit(model: Backbone, tensors: Mapping[str, Tensor], config: ModelConfig | No
     return fitted
 
 
+def absent_as_zeros(model: Backbone, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that a file may lack, because zeros say the same: what a module declares as `optional`."""
+    names = {f"{path}.{name}" for path, module in model.named_modules() for name in getattr(module, "optional", ())}
+    return {key: torch.zeros_like(own[key], device="cpu") for key in names & own.keys()}
+
+
 def resizer(model: Backbone, key: str) -> Callable[[str, Tensor, Grid | None], Tensor] | None:
     """The `resize` of the module that owns a tensor, if it is a part of a stage and has one."""
     if not key.startswith("stages."):
@@ -260,13 +267,15 @@ def source_grids(model: Backbone, config: ModelConfig | None) -> tuple[Grid, ...
 
 
 def keep_own_classifier(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The classifier from the file where it fits whole, else the model's own; without one, the head goes too."""
-    mine = {key: value for key, value in own.items() if key.startswith(CLASSIFIER)}
-    given = {key: value.shape for key, value in tensors.items() if key.startswith(CLASSIFIER)}
-    if given == {key: value.shape for key, value in mine.items()}:
-        return dict(tensors)
-    prefix = CLASSIFIER if mine else "head."
-    return {key: value for key, value in tensors.items() if not key.startswith(prefix)} | mine
+    """Classifier and norm from the file where they fit whole, else the model's own; without one, the head goes too."""
+    has_classifier = any(key.startswith(CLASSIFIER) for key in own)
+    kept = dict(tensors)
+    for prefix in (CLASSIFIER, HEAD_NORM) if has_classifier else ("head.",):
+        mine = {key: value for key, value in own.items() if key.startswith(prefix)}
+        given = {key: value.shape for key, value in tensors.items() if key.startswith(prefix)}
+        if given != {key: value.shape for key, value in mine.items()}:
+            kept = {key: value for key, value in kept.items() if not key.startswith(prefix)} | mine
+    return kept
 
 
 def differences(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
@@ -281,7 +290,7 @@ def differences(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str
         ),
     ]
     wrong = shapes | missing | unexpected
-    if wrong and all(key.startswith("head.norm.") for key in wrong):
+    if wrong and all(key.startswith(HEAD_NORM) for key in wrong) and not shapes:
         has = "has no" if missing else "has a"
         told.append(
             f"the file {has} norm in front of its classifier: create_model(..., head={{'norm': {not missing}}})"
@@ -289,7 +298,7 @@ def differences(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str
         wrong = set()
     if wrong and all(key.startswith("head.") for key in wrong):
         told.append(
-            "only the classifier differs: build the model with the file's num_classes to keep it, "
+            "only the head differs: build the model with the file's num_classes to keep it, "
             "or leave it out with load_weights(..., replace_classifier=True)"
         )
     problems = [part for part in told if part]

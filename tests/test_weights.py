@@ -11,7 +11,9 @@ from torch import Tensor
 
 import mixlab
 from mixlab.errors import WeightsError
+from mixlab.grid import Grid
 from mixlab.layouts import CONVERSIONS, layouts
+from mixlab.position import resample_table
 from tests.golden import fill
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -371,3 +373,33 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkey
         mixlab.save_weights(pico(), path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_released_vision_lstm_weights_fit_another_readout_without_their_head() -> None:
+    record = json.loads((GOLDEN / "vil_tiny.json").read_text())
+    tensors = {key: torch.from_numpy(value) for key, value in fill.state_dict(record).items()}
+    model = mixlab.create_model("vil_tiny", pool="mean")
+    with pytest.raises(WeightsError, match="only the head differs"):
+        mixlab.load_weights(model, tensors)
+    own = model.state_dict()["head.norm.weight"].clone()
+    mixlab.load_weights(model, tensors, replace_classifier=True)
+    assert torch.equal(model.state_dict()["head.norm.weight"], own)
+
+
+def test_a_relative_bias_starts_from_weights_that_know_nothing_of_it() -> None:
+    plain = mixlab.create_model("vil_pico", mixers="attention").eval()
+    biased = mixlab.create_model("vil_pico", mixers={"name": "attention", "relative_bias": True}).eval()
+    torch.nn.init.normal_(biased.get_parameter("stages.0.blocks.0.token.branches.0.mixer.relative_bias.table"))
+    mixlab.load_weights(biased, plain.state_dict())
+    image = torch.randn(1, 3, 40, 48)
+    torch.testing.assert_close(biased(image), plain(image))
+
+
+def test_a_foreign_position_table_is_taken_for_a_square_one() -> None:
+    model = mixlab.create_model("vil_pico", image_size=(32, 128))
+    table = model.get_parameter("stages.0.position.table")
+    square = torch.randn(1, table[0, ..., 0].numel(), table.shape[3])
+    mixlab.load_weights(model, {**model.state_dict(), "stages.0.position.table": square})
+    side = int(square.shape[1] ** 0.5)
+    expected = resample_table(square.unflatten(1, (side, side)), Grid(*table.shape[1:3]))
+    torch.testing.assert_close(table, expected)

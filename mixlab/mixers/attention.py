@@ -86,6 +86,7 @@ class RelativeBias(nn.Module):
     """
 
     undecayed = ("table", "class_tokens")
+    optional = ("table", "class_tokens")  # weights that know nothing of it are as good as zeros
 
     def __init__(self, grid: Grid, heads: int) -> None:
         super().__init__()

@@ -139,7 +139,9 @@ class Mlstm(Mixer):
         self.up = nn.Linear(dim, inner, bias=bias)
         self.gate = nn.Linear(dim, inner, bias=bias)
         kernel = (options.kernel, options.kernel) if options.conv == "2d" else (1, options.kernel)
-        self.conv = None if options.conv == "none" else nn.Conv2d(inner, inner, kernel, groups=inner, bias=bias)
+        padding = (0, 0) if self.causal else (kernel[0] // 2, kernel[1] // 2)
+        convolution = nn.Conv2d(inner, inner, kernel, padding=padding, groups=inner, bias=bias)
+        self.conv = None if options.conv == "none" else convolution
         std = (2 / (5 * dim)) ** 0.5
         self.query = BlockDiagonal(inner, block, bias=bias, std=std)
         self.key = BlockDiagonal(inner, block, bias=bias, std=std)
@@ -168,7 +170,7 @@ class Mlstm(Mixer):
         tokens, walk = self.path.arrange(tokens, grid)
         value_source, gate = self.up(tokens), linear_for_fusion(self.gate, tokens)  # (B, T, inner)
         source = self.convolve(value_source, walk)
-        source = F.silu(source, inplace=not torch.is_grad_enabled() and source is not value_source)
+        source = F.silu(source, inplace=not torch.is_grad_enabled() and self.conv is not None and is_plain(self.conv))
         mixed = self.norm(self.cell(source, value_source, walk))
         return self.path.restore(linear_for_fusion(self.down, self.merge(mixed, source, gate)), walk)
 
@@ -178,11 +180,8 @@ class Mlstm(Mixer):
             return inner
         height, width = self.conv.kernel_size
         image = walk.to_map(inner) if height > 1 else Grid(1, walk.image_tokens, walk.prefix).to_map(inner)
-        padding = (height // 2, width // 2)
-        if self.causal:
-            image, padding = F.pad(image, (width - 1, 0)), (0, 0)
-        out = F.conv2d(image, self.conv.weight, self.conv.bias, padding=padding, groups=self.conv.groups)
-        return behind_prefix(inner, walk.from_map(out), walk)
+        image = F.pad(image, (width - 1, 0)) if self.causal else image
+        return behind_prefix(inner, walk.from_map(self.conv(image)), walk)
 
     def gates(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, Tensor]:
         """Pre-activations of input and forget gate, each (heads, B, T) in float32.
@@ -225,7 +224,7 @@ class Mlstm(Mixer):
 
     def merge(self, mixed: Tensor, source: Tensor, gate: Tensor) -> Tensor:
         """(mixed + skip * source) * silu(gate)"""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not is_plain(self.norm):
             return torch.addcmul(mixed, source, self.skip) * F.silu(gate)
         return mixed.addcmul_(source, self.skip).mul_(F.silu(gate, inplace=is_plain(self.gate)))
 

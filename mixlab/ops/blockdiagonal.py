@@ -23,12 +23,12 @@ def block_diagonal_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: 
         return block_diagonal(x, weight, bias).unflatten(2, (heads, -1)).permute(2, 0, 1, 3)
     width = group_width(channels // heads, weight.shape[1])
     dense = densify(weight, width).to(x.dtype)
-    groups = x.reshape(batch * steps, -1, width).transpose(0, 1)  # (groups, B * T, in)
+    groups = x.reshape(batch * steps, channels // width, width).transpose(0, 1)  # (groups, B * T, in)
     if bias is None or torch.compiler.is_compiling():
         out = torch.bmm(groups, dense)
     else:
         out = torch.baddbmm(bias.view(-1, 1, width).to(x.dtype), groups, dense)
-    out = out.unflatten(0, (heads, -1)).transpose(1, 2).reshape(heads, batch, steps, -1)
+    out = out.unflatten(0, (heads, -1)).transpose(1, 2).reshape(heads, batch, steps, channels // heads)
     if bias is not None and torch.compiler.is_compiling():  # there it costs nothing, since it is done while copying
         out = out + bias.view(heads, 1, 1, -1).to(x.dtype)
     return out

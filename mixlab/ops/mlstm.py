@@ -5,6 +5,7 @@ As in the released code the forget gate is a sigmoid, keys are divided by sqrt(D
 log i), and the normaliser is max(|n q|, exp(-m)) + eps. `reverse` runs from the last step to the first.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from mixlab.guards import without_autocast
 EPS = 1e-6
 CHUNK = 64  # steps that are computed in parallel; the paper's count of operations assumes it (B.2)
 GROUP = 16  # chunks that are computed at once
+MOST = 80.0  # the largest exponent that is taken: its gradient is finite in float32
 LEAST = -60.0  # the smallest logarithm of a weight that is told from nothing
 NEVER = -1e30  # the logarithm of nothing: finite, so that differences of two of them are
 
@@ -84,16 +86,31 @@ def mlstm_parallel(
     if reverse:
         inputs = (query, key, value, input_gate, forget_gate)
         return backwards(mlstm_parallel, inputs, state, final_state=final_state, eps=eps)
-    key = key * key.shape[-1] ** -0.5
-    log_input, decay = exact(input_gate), F.logsigmoid(exact(forget_gate)).cumsum(-1)
+    with without_autocast(query):
+        return parallel_steps(query, key, value, input_gate, forget_gate, state, final_state=final_state, eps=eps)
+
+
+def parallel_steps(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    input_gate: Tensor,
+    forget_gate: Tensor,
+    state: State | None,
+    *,
+    final_state: bool,
+    eps: float,
+) -> Result:
+    key, dtype = key * key.shape[-1] ** -0.5, torch.promote_types(query.dtype, torch.float32)
+    log_input, decay = wide(input_gate), F.logsigmoid(wide(forget_gate)).cumsum(-1)
     weights = decay[..., :, None] - decay[..., None, :] + log_input[..., None, :]
     later = torch.ones_like(weights, dtype=torch.bool).triu(1)
     weights = weights.masked_fill(later, -torch.inf)
     memory, normaliser, start = empty_state(query, value) if state is None else state
     carried = decay + start[..., None]
     stabiliser = torch.maximum(weights.amax(-1), carried)
-    weights = (weights - stabiliser[..., None]).exp()
-    carried = (carried - stabiliser).exp()
+    weights = (weights - stabiliser[..., None]).exp().to(dtype)
+    carried, stabiliser = (carried - stabiliser).exp().to(dtype), stabiliser.to(dtype)
     scores = (query @ key.mT) * weights
     read = scores @ value.to(scores.dtype) + carried[..., None] * (query.to(memory.dtype) @ memory)
     size = scores.sum(-1) + carried * (query.to(normaliser.dtype) @ normaliser[..., None])[..., 0]
@@ -126,7 +143,7 @@ def wide(gate: Tensor) -> Tensor:
 
 def divisor(size: Tensor, stabiliser: Tensor, eps: float) -> Tensor:
     """max(|n q|, 1) in units of exp(-m)."""
-    return torch.maximum(size.abs(), (-stabiliser).exp()) + eps
+    return torch.maximum(size.abs(), (-stabiliser).clamp(max=MOST).exp()) + eps
 
 
 def empty_state(query: Tensor, value: Tensor) -> State:
@@ -158,11 +175,13 @@ def mlstm_chunkwise(
     chunk, by default from the length.
     """
     if query.is_meta:
-        return mlstm_shape(query, key, value), None
+        return mlstm_shape(query, key, value), empty_state(query, value) if final_state else None
     if reverse:
         inputs = (query, key, value, input_gate, forget_gate)
         return backwards(mlstm_chunkwise, inputs, state, final_state=final_state, eps=eps, chunk=chunk)
     steps = query.shape[-2]
+    if not steps:
+        return value, (state or empty_state(query, value)) if final_state else None
     size = chunk_size(steps, query.shape[-1]) if chunk is None else min(chunk, steps)
     outputs = []
     with without_autocast(query):
@@ -197,19 +216,27 @@ def read_group(
     front, after = None, None
     if query.shape[1] > 1 or state is not None or final_state:
         written = written_by_chunks(key, value, decay_weight(gain - peak[..., -1:]).to(dtype))
-        begun = None if state is None else flat_state(state, len(query))
+        begun = None if state is None else flat_state(state, lead)
         front, after = carry(written, decay[..., -1], peak[..., -1], begun, final_state=final_state)
         peak = torch.maximum(peak, front.stabiliser.detach()[..., None])
-    output, norm = read_within(query, key, value, gain.to(dtype), peak.to(dtype))
+    near, high = gain.to(dtype), peak.to(dtype)
+    lost, over = rounding(gain, near), rounding(high, peak)
+    output, norm = read_within(query, key * lost[..., None].to(key.dtype), value, near, high)
     if front is not None:
-        carried = decay_weight(front.stabiliser[..., None] - peak)[..., None]
+        carried = (decay_weight(front.stabiliser[..., None] - peak) / over)[..., None]
         read = query * carried.to(query.dtype)
         output = add_product(output, read, front.memory.to(read.dtype))
         norm = norm + (read * front.normaliser[..., None, :]).sum(-1)
-    size_of = divisor(norm, (decay + peak).to(dtype), eps)[..., None].to(output.dtype)
+    size_of = (divisor(norm * over, (decay + peak).to(dtype), eps) / over)[..., None].to(output.dtype)
     output = output / size_of if torch.is_grad_enabled() else output.div_(size_of)
-    output = output.flatten(1, 2)[:, :steps].unflatten(0, lead)
-    return output, None if after is None else State(*(part.to(dtype).unflatten(0, lead) for part in after))
+    output = output.flatten(1, 2)[:, :steps].reshape(*lead, steps, value.shape[-1])
+    return output, None if after is None else State(*(part.to(dtype).reshape(lead + part.shape[1:]) for part in after))
+
+
+def rounding(more: Tensor, less: Tensor) -> Tensor:
+    """The factor between exp of a logarithm and of the same with fewer digits; large ones lose too many."""
+    dtype = torch.float64 if more.dtype is less.dtype else torch.float32
+    return (more - less).detach().clamp(-MOST, MOST).exp().to(dtype)
 
 
 def chunk_size(steps: int, width: int) -> int:
@@ -227,10 +254,10 @@ def chunk_size(steps: int, width: int) -> int:
 
 def cut(sequence: Tensor, size: int, padding: float = 0.0) -> Tensor:
     """(..., T, D) as (X, chunks, size, D), padded at the end."""
-    steps, flat = sequence.shape[-2], sequence.reshape(-1, *sequence.shape[-2:])
+    steps, flat = sequence.shape[-2], sequence.reshape(math.prod(sequence.shape[:-2]), *sequence.shape[-2:])
     if steps % size:
         flat = F.pad(flat, (0, 0, 0, -steps % size), value=padding)
-    return flat.contiguous().unflatten(1, (-1, size))
+    return flat.contiguous().unflatten(1, (flat.shape[1] // size, size))
 
 
 def read_within(query: Tensor, key: Tensor, value: Tensor, gain: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,9 +328,10 @@ def combine(weights: Tensor, levels: Tensor, updates: tuple[Tensor, Tensor], sta
     return State(states[0], states[1], levels)
 
 
-def flat_state(state: State, rows: int) -> State:
-    """A state with one leading axis."""
-    return State(*(part.reshape(rows, *part.shape[state.stabiliser.ndim :]) for part in state))
+def flat_state(state: State, lead: torch.Size) -> State:
+    """A state with one leading axis in the place of `lead`, to which it may have to be spread."""
+    axes, rows = state.stabiliser.ndim, math.prod(lead)
+    return State(*(part.expand(*lead, *part.shape[axes:]).reshape(rows, *part.shape[axes:]) for part in state))
 
 
 def mlstm_shape(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -180,3 +180,24 @@ def test_gates_are_explained_where_their_tokens_lie() -> None:
 def test_impossible_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MIXERS.parse({"name": "mlstm", **options})
+
+
+def test_hooks_see_what_a_layer_gave_before_it_was_used() -> None:
+    mixer, tokens, grid = TestMlstm().mixer().eval(), torch.randn(1, 30, 32), Grid(6, 5)
+    seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for recording in seen:
+        handles = [
+            layer.register_forward_hook(lambda _, __, out, recording=recording: seen[recording].append(out))
+            for layer in (mixer.get_submodule(name) for name in ("conv", "norm", "gate"))
+        ]
+        with torch.set_grad_enabled(recording):
+            mixer(tokens.clone(), grid)
+        for handle in handles:
+            handle.remove()
+    assert len(seen[True]) == len(seen[False]) == 3
+    for recorded, silent in zip(seen[True], seen[False], strict=True):
+        torch.testing.assert_close(silent, recorded)
+
+
+def test_an_empty_batch_gives_an_empty_batch() -> None:
+    assert TestMlstm().mixer()(torch.empty(0, 30, 32), Grid(6, 5)).shape == (0, 30, 32)

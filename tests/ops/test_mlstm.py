@@ -108,18 +108,60 @@ def test_backwards_is_forwards_over_flipped_steps(form: Any) -> None:
 # Queries and keys are positive here: with any sign the divisor nearly cancels at times, in every form alike.
 @pytest.mark.parametrize(
     ("gates", "shift", "bound"),
-    [(1.0, 3.0, 2e-6), (30.0, 0.0, 1e-4), (1.0, -1000.0, 1e-5)],
+    [(1.0, 3.0, 2e-6), (30.0, 0.0, 4e-6), (1.0, -1000.0, 2e-6)],
     ids=["usual", "30", "decay"],
 )
 @pytest.mark.parametrize("reverse", [False, True])
-def test_float32_stays_close_with_extreme_gates(gates: float, shift: float, bound: float, reverse: bool) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_stays_close_with_extreme_gates(
+    form: Any, gates: float, shift: float, bound: float, reverse: bool
+) -> None:
     query, key, value, write, keep = make(1000, gates=gates)
-    query, key, keep = query.abs(), key.abs(), keep + shift
-    expected, _ = mlstm_recurrent(query, key, value, write, keep, reverse=reverse)
-    single = (query.float(), key.float(), value.float(), write.float(), keep.float())
-    ours, _ = mlstm_chunkwise(*single, reverse=reverse)
+    check_float32(form, (query.abs(), key.abs(), value, write, keep + shift), bound, reverse=reverse)
+
+
+@pytest.mark.parametrize("steps", [196, 1000])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_stays_close_after_a_million_steps_worth_of_decay(form: Any, reverse: bool, steps: int) -> None:
+    query, key, value, write, keep = make(steps)
+    first, second = (slice(steps // 2, None), slice(None, steps // 2))
+    keep[..., first if reverse else second] = -2e6 / steps
+    keep[..., second if reverse else first] = 5
+    check_float32(form, (query.abs(), key.abs(), value, write, keep), 2e-6, reverse=reverse)
+
+
+def check_float32(form: Any, inputs: tuple[torch.Tensor, ...], bound: float, *, reverse: bool) -> None:
+    single = [tensor.float() for tensor in inputs]
+    expected, _ = mlstm_recurrent(*[tensor.double() for tensor in single], reverse=reverse)  # type: ignore[arg-type]
+    ours, _ = form(*single, reverse=reverse)
     assert ours.isfinite().all()
     assert distance(ours, expected) < bound
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_stay_finite_when_nothing_is_written(form: Any) -> None:
+    inputs = make(70, dtype=torch.float32)
+    inputs[3][..., 0] = -100
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    output, _ = form(*[tensor * 1 for tensor in leaves])
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.sum(), leaves))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_leading_axes_may_be_none_or_empty(form: Any) -> None:
+    for lead in ((), (0, 2)):
+        output, state = form(*make(70, lead=lead), final_state=True)
+        assert output.shape == (*lead, 70, 5)
+        assert state.memory.shape[:-2] == lead
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_state_may_serve_many_rows(form: Any) -> None:
+    inputs, state = make(70, lead=(3, 2)), make_state((1, 2))
+    output, _ = form(*inputs, state)
+    expected, _ = form(*inputs, State(*(part.expand(3, *part.shape[1:]) for part in state)))
+    assert distance(output, expected) < 1e-12
 
 
 @pytest.mark.parametrize("gates", [1.0, 30.0])
