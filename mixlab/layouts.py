@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,12 +25,15 @@ class Rule(NamedTuple):
 
 @functools.cache
 def layouts() -> dict[str, list[Rule]]:
-    """How other code names the parameters, from `configs/layouts`."""
-    found: dict[str, list[Rule]] = {}
+    """How other code names the parameters, from `configs/layouts`: own rules first, then those it `extends`."""
+    read: dict[str, dict[str, Any]] = {}
     for file in (resources.files("mixlab") / "configs" / "layouts").iterdir():
         for source, layout in tomllib.loads(file.read_text(encoding="utf-8")).items():
-            rules = [Rule(re.compile(pattern), *rest) for pattern, *rest in layout["rename"]]
-            found[f"{file.name.removesuffix('.toml')} {source}"] = rules
+            read[f"{file.name.removesuffix('.toml')} {source}"] = layout
+    found = {}
+    for name, layout in read.items():
+        rename = layout["rename"] + (read[layout["extends"]]["rename"] if "extends" in layout else [])
+        found[name] = [Rule(re.compile(pattern), *rest) for pattern, *rest in rename]
     return found
 
 
@@ -95,9 +98,15 @@ def position(name: str, value: Tensor, own: Mapping[str, Tensor]) -> Converted:
     return [(f"{name}.prefix", value[:, : prefix.shape[1]]), (f"{name}.table", value[:, prefix.shape[1] :])]
 
 
+def channels_last(name: str, value: Tensor, own: Mapping[str, Tensor]) -> Converted:
+    """A table (1, C, H, W) as (H, W, C)."""
+    return [(name, value[0].permute(1, 2, 0) if value.ndim == 4 else value)]
+
+
 CONVERSIONS: dict[str, Callable[[str, Tensor, Mapping[str, Tensor]], Converted]] = {
     "as_it_is": as_it_is,
     "plus_one": plus_one,
     "parts": parts,
     "position": position,
+    "channels_last": channels_last,
 }

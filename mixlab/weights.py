@@ -229,12 +229,12 @@ def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def fit(model: Backbone, tensors: Mapping[str, Tensor], config: ModelConfig | None) -> dict[str, Tensor]:
-    """Pointwise convolutions as linear layers, and tensors of another grid on the model's own."""
+    """Tensors without or with axes of 1, as of pointwise convolutions, and tensors of another grid on the model's."""
     grids = source_grids(model, config)
     own = model.state_dict()
     fitted = {}
     for key, value in tensors.items():
-        if key in own and value.ndim > own[key].ndim and value.squeeze().shape == own[key].squeeze().shape:
+        if key in own and value.ndim != own[key].ndim and value.squeeze().shape == own[key].squeeze().shape:
             value = value.reshape(own[key].shape)
         resize = resizer(model, key) if key in own else None
         if resize is not None and (grids is not None or value.shape != own[key].shape):

@@ -1,10 +1,11 @@
 """Multiply-accumulates, counted operator by operator as the papers count them.
 
-Products and convolutions count exactly; norms and resizing a few operations per element; activations, softmax, sums and
+Products and convolutions count exactly; a Fourier transform its output times the logarithm of its size; norms and resizing a few operations per element; activations, softmax, sums and
 pooling nothing. An operator that is in no list is an error, never a silent zero.
 """
 
 import copy
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ PER_OUTPUT_ELEMENT = {
     aten.upsample_bilinear2d: 4,
     aten._upsample_bilinear2d_aa: 4,
 }
+FOURIER = {aten._fft_r2c, aten._fft_c2r, aten._fft_c2c}
 FREE = {
     # moving and making data
     *(
@@ -42,7 +44,7 @@ FREE = {
     *(aten.empty, aten.zeros, aten.ones, aten.full, aten.arange, aten.scalar_tensor, aten.index, aten.index_select),
     *(aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten._unsafe_view, aten.new_zeros),
     *(aten.new_empty, aten.new_ones, aten.new_full, aten.unsafe_split, aten.unsafe_chunk, aten.transpose_),
-    aten.replication_pad2d,
+    *(aten.replication_pad2d, aten.promote_types, aten.linspace),
     # reductions, pooling, softmax
     *(aten.sum, aten.mean, aten.amax, aten.amin, aten.cumsum, aten.avg_pool2d, aten.max_pool2d_with_indices),
     *(aten._softmax, aten._safe_softmax, aten._log_softmax),
@@ -117,6 +119,9 @@ def operator_macs(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     if packet in PER_OUTPUT_ELEMENT:
         first: Tensor = out[0] if isinstance(out, tuple) else out
         return PER_OUTPUT_ELEMENT[packet] * first.numel()
+    if packet in FOURIER:  # a logarithm of the transformed sizes per output element; half spectra have the full size
+        sizes = [max(args[0].shape[axis], out.shape[axis]) for axis in args[1]]
+        return round(out.numel() * math.log2(math.prod(sizes)))
     if packet in FREE or func.is_view or is_elementwise(func):
         return 0
     raise MacsError(

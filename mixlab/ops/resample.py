@@ -37,3 +37,17 @@ def rescale_map(values: Tensor, factor: float, height: int, width: int) -> Tenso
     dtype, values = values.dtype, F.pad(values.float(), (0, right, 0, bottom), mode="replicate")
     scaled = F.interpolate(values, scale_factor=factor, mode="bilinear", antialias=True, recompute_scale_factor=False)
     return scaled[:, :, :height, :width].to(dtype)
+
+
+def resample_taps(values: Tensor, size: int, *, axis: int, centred: bool) -> Tensor:
+    """`size` values along an axis, linear between those that are there: the ends stay ends, and a centre the centre."""
+    given = values.shape[axis]
+    if given == size:
+        return values
+    places = torch.linspace(0, given - 1, size, dtype=torch.float64, device=values.device)
+    if size == 1 and centred:
+        places = places + (given - 1) / 2
+    below = places.floor().long()
+    share = (places - below).to(values.dtype).unflatten(0, (size, *[1] * (values.ndim - 1 - axis % values.ndim)))
+    above = (below + 1).clamp(max=given - 1)
+    return torch.lerp(values.index_select(axis, below), values.index_select(axis, above), share)

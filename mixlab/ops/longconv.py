@@ -1,0 +1,321 @@
+"""Depthwise convolutions with kernels up to twice the size of what they run over (HyenaPixel, section 3).
+
+    y[i] = sum over j of kernel[i - j + centre] * x[j] + bias * x[i]
+
+for each channel, in one axis of (B, L, C) with kernels (K, C) or in two of (B, H, W, C) with kernels (KH, KW, C), zeros
+outside. The centre is at K // 2, or at 0 if the convolution is causal. Three forms compute the same:
+
+`direct` as it is written, `fft` through the fast Fourier transform, and `matrix` through the same transform as products
+with small constant matrices: more arithmetic, but of the kind that processors are best at, without moving the channels.
+`prepare_1d` and `prepare_2d` bring a kernel into the shape that a form needs; it can be kept and used again.
+"""
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from importlib import resources
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mixlab.guards import without_autocast
+
+Form = Literal["direct", "matrix", "fft"]
+CONSTANTS = 128  # matrices of the Fourier transform that are kept
+
+
+class Span(NamedTuple):
+    """One axis: places, and taps of the kernel that reach from `future` places behind to `past` in front."""
+
+    size: int
+    future: int
+    past: int
+
+    @property
+    def taps(self) -> int:
+        return self.future + 1 + self.past
+
+    @property
+    def period(self) -> int:
+        """The shortest circle on which what wraps around falls outside."""
+        return self.size + max(self.future, self.past)
+
+
+class Prepared(NamedTuple):
+    """A kernel in the shape that a form needs, for one size of input; `spans` has an entry per axis."""
+
+    form: Form
+    spans: tuple[Span, ...]
+    kernel: Tensor
+
+
+# -- in one call ---------------------------------------------------------------------------------
+
+
+def long_conv_1d(
+    x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, causal: bool = False, form: Form | None = None
+) -> Tensor:
+    """Over the middle axis of (B, L, C)."""
+    return convolve(x, prepare_1d(kernel, x.shape[1], causal=causal, form=form), bias)
+
+
+def long_conv_2d(x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, form: Form | None = None) -> Tensor:
+    """Over the two middle axes of (B, H, W, C)."""
+    return convolve(x, prepare_2d(kernel, x.shape[1], x.shape[2], form=form), bias)
+
+
+# -- in two steps --------------------------------------------------------------------------------
+
+
+def prepare_1d(kernel: Tensor, length: int, *, causal: bool = False, form: Form | None = None) -> Prepared:
+    """A kernel (K, C) for sequences of one length; the form is the one that is known to be fastest unless given."""
+    (span,), kernel = fit(kernel, (length,), (0 if causal else len(kernel) // 2,))
+    return prepare(kernel, (span,), form or fastest((length,), (span.taps,)))
+
+
+def prepare_2d(kernel: Tensor, height: int, width: int, *, form: Form | None = None) -> Prepared:
+    """The same of a kernel (KH, KW, C) for maps of one size."""
+    centres = (kernel.shape[0] // 2, kernel.shape[1] // 2)
+    spans, kernel = fit(kernel, (height, width), centres)
+    return prepare(kernel, spans, form or fastest((height, width), tuple(span.taps for span in spans)))
+
+
+def prepare(kernel: Tensor, spans: tuple[Span, ...], form: Form) -> Prepared:
+    kernel = kernel if kernel.dtype is torch.float64 else kernel.float()
+    if kernel.is_meta:
+        return Prepared(form, spans, kernel)
+    with without_autocast(kernel):
+        return Prepared(form, spans, FORMS[form][0](kernel, spans))
+
+
+def convolve(x: Tensor, prepared: Prepared, bias: Tensor | None = None) -> Tensor:
+    """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x."""
+    exact = x.to(torch.promote_types(x.dtype, prepared.kernel.dtype.to_real()))
+    if x.is_meta:
+        out = count_transforms(exact, prepared)
+    else:
+        with without_autocast(x):
+            out = FORMS[prepared.form][1](exact, prepared.kernel, prepared.spans)
+    return (out if bias is None else torch.addcmul(out, exact, bias.to(out.dtype))).to(x.dtype)
+
+
+def fit(kernel: Tensor, sizes: tuple[int, ...], centres: tuple[int, ...]) -> tuple[tuple[Span, ...], Tensor]:
+    """The taps that can meet a place: those beyond the other end of the input cannot."""
+    spans = []
+    for axis, (size, centre) in enumerate(zip(sizes, centres, strict=True)):
+        future, past = min(centre, size - 1), min(kernel.shape[axis] - 1 - centre, size - 1)
+        kernel = kernel.narrow(axis, centre - future, future + 1 + past)
+        spans.append(Span(size, future, past))
+    return tuple(spans), kernel
+
+
+# -- the direct form -----------------------------------------------------------------------------
+
+
+def prepare_direct(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    """(C, 1, KH, KW) for PyTorch, whose convolutions do not turn the kernel around."""
+    flipped = kernel.flip(tuple(range(len(spans))))
+    return (flipped[None] if len(spans) == 1 else flipped).permute(2, 0, 1)[:, None].contiguous()
+
+
+def convolve_direct(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    image = (x[:, None] if len(spans) == 1 else x).permute(0, 3, 1, 2)
+    *rows, columns = spans
+    around = [columns.past, columns.future, *((rows[0].past, rows[0].future) if rows else ())]
+    out = F.conv2d(F.pad(image, around), kernel, groups=len(kernel)).permute(0, 2, 3, 1)
+    return out[:, 0] if len(spans) == 1 else out
+
+
+# -- the fast Fourier transform ------------------------------------------------------------------
+
+
+def prepare_fft(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    """The spectrum (C, ...) of the kernel, its first tap at place 0."""
+    axes = tuple(range(1, 1 + len(spans)))
+    return torch.fft.rfftn(kernel.movedim(-1, 0).contiguous(), good_sizes(spans), axes)
+
+
+def convolve_fft(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    axes, sizes = tuple(range(2, 2 + len(spans))), good_sizes(spans)
+    spectrum = torch.fft.rfftn(x.movedim(-1, 1).contiguous(), sizes, axes)
+    spectrum = spectrum * kernel if torch.is_grad_enabled() else spectrum.mul_(kernel)
+    out = torch.fft.irfftn(spectrum, sizes, axes)
+    for axis, span in zip(axes, spans, strict=True):
+        out = out.narrow(axis, span.future, span.size)
+    return out.movedim(1, -1).contiguous()
+
+
+def good_sizes(spans: tuple[Span, ...]) -> tuple[int, ...]:
+    return tuple(good_size(span.period) for span in spans)
+
+
+@functools.cache
+def good_size(least: int) -> int:
+    """The next even number without prime factors above 7."""
+    return next(size for size in range(least + least % 2, 4 * least + 2, 2) if smooth(size))
+
+
+def smooth(number: int) -> bool:
+    for factor in (2, 3, 5, 7):
+        while number % factor == 0:
+            number //= factor
+    return number == 1
+
+
+# -- the Fourier transform as matrix products ----------------------------------------------------
+# A complex axis is stored as real parts, then imaginary parts: an axis of 2 in front or behind.
+
+
+def prepare_matrix(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    """The spectrum (2, n, half of m, C) of a kernel whose centre is at place 0."""
+    rows, columns = both(spans)
+    return spectrum(kernel.view(1, rows.taps, columns.taps, -1), rows.period, columns.period, -rows.future, -columns.future)[0]
+
+
+def convolve_matrix(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    rows, columns = both(spans)
+    batch, channels, halves = len(x), x.shape[-1], columns.period // 2 + 1
+    image = x.reshape(batch, rows.size, columns.size, channels)
+    product = complex_product(spectrum(image, rows.period, columns.period), kernel)
+    back = constant(inverse, rows.size, rows.period, like=x)  # (2H, 2n)
+    lines = left_product(back, product.view(batch, 2 * rows.period, halves * channels))
+    back = constant(inverse_half, columns.size, columns.period, like=x)  # (W, 2 halves)
+    return left_product(back, lines.view(batch * rows.size, 2 * halves, channels)).view(x.shape)
+
+
+def both(spans: tuple[Span, ...]) -> tuple[Span, Span]:
+    """Rows and columns; a sequence is one row."""
+    return (Span(1, 0, 0), spans[0]) if len(spans) == 1 else (spans[0], spans[1])
+
+
+def spectrum(x: Tensor, rows: int, columns: int, top: int = 0, left: int = 0) -> Tensor:
+    """(B, H, W, C) at places from (top, left) on as (B, 2, rows, half of columns, C)."""
+    batch, height, width, channels = x.shape
+    halves = columns // 2 + 1
+    there = constant(forward_half, width, columns, left, like=x)  # (2 halves, W)
+    lines = left_product(there, x.reshape(batch * height, width, channels))
+    there = constant(forward, height, rows, top, like=x)  # (2n, 2H)
+    out = left_product(there, lines.view(batch, 2 * height, halves * channels))
+    return out.view(batch, 2, rows, halves, channels)
+
+
+def left_product(matrix: Tensor, stack: Tensor) -> Tensor:
+    """matrix @ each of (X, rows, columns), without a copy of either."""
+    return torch.bmm(matrix.expand(len(stack), -1, -1), stack)
+
+
+def complex_product(spectrum: Tensor, kernel: Tensor) -> Tensor:
+    """(B, 2, ...) times (2, ...)."""
+    (a, b), (c, d) = spectrum.unbind(1), kernel.unbind(0)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return torch.stack([a * c - b * d, a * d + b * c], 1)
+    out = torch.empty_like(spectrum)
+    torch.mul(a, c, out=out[:, 0]).addcmul_(b, d, value=-1)
+    torch.mul(a, d, out=out[:, 1]).addcmul_(b, c)
+    return out
+
+
+def constant(make: Callable[..., Tensor], *sizes: int, like: Tensor) -> Tensor:
+    """A matrix of the transform, made once."""
+    return kept_constant(make, sizes, like.dtype, like.device)
+
+
+@torch.compiler.assume_constant_result
+@functools.lru_cache(CONSTANTS)
+def kept_constant(
+    make: Callable[..., Tensor], sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    # a real tensor that gradients may meet, whatever is being traced or switched off around the first call
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        return make(*sizes).to(device, dtype)
+
+
+def angles(frequencies: Tensor, places: Tensor, period: int) -> Tensor:
+    """2 pi k j / n for every frequency k and place j, in double precision."""
+    return (frequencies[:, None] * places % period).double() * (2 * math.pi / period)
+
+
+def forward(size: int, period: int, first: int) -> Tensor:
+    """Complex to complex: rows (2, n), columns (size, 2)."""
+    angle = angles(torch.arange(period), torch.arange(first, first + size), period)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([torch.stack([cos, sin], 2).flatten(1), torch.stack([-sin, cos], 2).flatten(1)])
+
+
+def inverse(size: int, period: int) -> Tensor:
+    """Its inverse at places 0 to size - 1: rows (size, 2), columns (2, n)."""
+    return forward(size, period, 0).T / period
+
+
+def forward_half(size: int, period: int, first: int) -> Tensor:
+    """Real to the first half of the spectrum: rows (2, halves), columns (size)."""
+    angle = angles(torch.arange(period // 2 + 1), torch.arange(first, first + size), period)
+    return torch.cat([angle.cos(), -angle.sin()])
+
+
+def inverse_half(size: int, period: int) -> Tensor:
+    """Its inverse: rows (size), columns (2, halves). Frequencies stand for their mirror images too."""
+    return (forward_half(size, period, 0) * twice(period).repeat(2)[:, None]).T / period
+
+
+def twice(period: int) -> Tensor:
+    """How often each frequency of a half spectrum counts: 2, but 1 for those that are their own mirror images."""
+    counts = torch.full((period // 2 + 1,), 2.0, dtype=torch.float64)
+    counts[0] = 1
+    if period % 2 == 0:
+        counts[-1] = 1
+    return counts
+
+
+Prepare = Callable[[Tensor, tuple[Span, ...]], Tensor]
+Convolve = Callable[[Tensor, Tensor, tuple[Span, ...]], Tensor]
+FORMS: dict[Form, tuple[Prepare, Convolve]] = {
+    "direct": (prepare_direct, convolve_direct),
+    "matrix": (prepare_matrix, convolve_matrix),
+    "fft": (prepare_fft, convolve_fft),
+}
+
+
+# -- which form ----------------------------------------------------------------------------------
+
+
+class Cost(NamedTuple):
+    """What was measured for one shape: seconds of each form; a form that was not worth measuring is absent."""
+
+    size: float
+    taps: float
+    seconds: dict[Form, float]
+
+
+@functools.cache
+def costs() -> dict[int, list[Cost]]:
+    """What `make costs` measured, by the number of axes."""
+    file = resources.files("mixlab") / "configs" / "longconv.json"
+    table = json.loads(file.read_text(encoding="utf-8"))
+    return {int(axes): [Cost(**row) for row in rows] for axes, rows in table["seconds"].items()}
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def fastest(sizes: tuple[int, ...], taps: tuple[int, ...]) -> Form:
+    """The form that was fastest for the nearest shape that was measured: nothing but the shape decides."""
+    size = math.prod(sizes) ** (1 / len(sizes))
+    reach = math.prod(taps) ** (1 / len(taps))
+    near = min(costs()[len(sizes)], key=lambda row: math.hypot(math.log(row.size / size), math.log(row.taps / reach)))
+    return min(near.seconds, key=lambda form: near.seconds[form])
+
+
+def count_transforms(x: Tensor, prepared: Prepared) -> Tensor:
+    """Without data only shapes and operator counts matter: transforms of the kernel, the input and the output."""
+    axes = tuple(range(2, 2 + len(prepared.spans)))
+    sizes = tuple(max(2 * span.size, span.taps) for span in prepared.spans)
+    image = x.movedim(-1, 1)
+    spectrum = torch.fft.rfftn(prepared.kernel.movedim(-1, 0)[None], sizes, axes)
+    out = torch.fft.irfftn(torch.fft.rfftn(image, sizes, axes) * spectrum, sizes, axes)
+    for axis, span in zip(axes, prepared.spans, strict=True):
+        out = out.narrow(axis, 0, span.size)
+    return out.movedim(1, -1)
