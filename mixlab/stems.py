@@ -29,6 +29,7 @@ class Downsample(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps, bias=norm_bias) if width else None
         self.norm_first = norm == "before"
         self.conv = conv
+        conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)  # or every call moves it
         self.stride = conv.stride[0]
         self.patchify = patchify
 

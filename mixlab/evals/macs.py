@@ -1,7 +1,8 @@
 """Multiply-accumulates, counted operator by operator as the papers count them.
 
-Products and convolutions count exactly; a Fourier transform its output times the logarithm of its size; norms and resizing a few operations per element; activations, softmax, sums and
-pooling nothing. An operator that is in no list is an error, never a silent zero.
+Products and convolutions count exactly; a Fourier transform its output times the logarithm of its size; norms and
+resizing a few operations per element; activations, softmax, sums and pooling nothing. An operator that is in no list is
+an error, never a silent zero.
 """
 
 import copy

@@ -3,9 +3,10 @@
 `hyena` looks back along the tokens, `hyena_bidirectional` (H_b) both ways, `hyena_pixel` (H_px) over the plane.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from mixlab.errors import require
 from mixlab.grid import Grid
 from mixlab.guards import without_autocast
+from mixlab.kept import Kept, may_keep
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.modules import Modules
 from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d
@@ -22,7 +24,8 @@ from mixlab.ops.resample import resample_taps
 NORM_EPS = 1e-5
 DECAY = (math.log(0.01) / 1.5, math.log(0.01) / 0.3)  # of the first and the last channel
 LONGEST_PERIOD = 10000.0
-KEPT_NUMBERS = 2**21  # a spectrum with more is made anew from the kept kernel: 8 MB per layer
+TAPS_AT_ONCE = 2**14  # of a kernel that is made without gradients
+KEPT_NUMBERS = 2**20  # a spectrum with more is made anew from the kept kernel: 4 MB per layer
 
 
 @dataclass(frozen=True)
@@ -138,18 +141,18 @@ class ImplicitFilter(nn.Module):
         self.positions = nn.Parameter(positions)
         widths = [positions.shape[-1], *[hidden] * (layers + 1)]
         self.linears: Modules[nn.Linear] = Modules(
-            nn.Linear(before, behind) for before, behind in zip(widths[:-1], widths[1:], strict=True)
+            nn.Linear(before, behind) for before, behind in itertools.pairwise(widths)
         )
         self.frequencies = nn.ParameterList(torch.ones(hidden) for _ in self.linears)
         self.out = nn.Linear(hidden, dim, bias=False)
-        if window == "learned":
+        learned = window == "learned"
+        if learned:
             self.distance: Tensor = nn.Parameter(distance, requires_grad=False)
             self.decay: Tensor = nn.Parameter(decay)
-            self.shift = nn.Parameter(torch.zeros(dim))
         else:
             self.register_buffer("distance", distance)
             self.register_buffer("decay", decay)
-            self.shift = None
+        self.shift = nn.Parameter(torch.zeros(dim)) if learned else None
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -157,17 +160,33 @@ class ImplicitFilter(nn.Module):
 
     def forward(self, taps: tuple[int, ...]) -> Tensor:
         """The kernels with so many taps per axis: the features and distances are resampled to them."""
+        positions, distance = self.resample(self.positions, taps), self.resample(self.distance, taps)
         with without_autocast(self.positions):
-            hidden = full(self.resample(self.positions, taps))
-            for linear, frequency in zip(self.linears, self.frequencies, strict=True):
-                hidden = torch.sin(full(frequency) * F.linear(hidden, full(linear.weight), full(linear.bias)))
-            return F.linear(hidden, full(self.out.weight)) * self.window(taps)
+            if torch.is_grad_enabled() or torch.compiler.is_compiling() or distance.numel() <= TAPS_AT_ONCE:
+                return self.network(positions) * self.window(distance)
+            parts = zip(
+                positions.flatten(0, -2).split(TAPS_AT_ONCE), distance.flatten().split(TAPS_AT_ONCE), strict=True
+            )
+            kernel = torch.cat([self.network(places).mul_(self.window(distances)) for places, distances in parts])
+            return kernel.unflatten(0, taps)
 
-    def window(self, taps: tuple[int, ...]) -> Tensor:
+    def network(self, positions: Tensor) -> Tensor:
+        """(taps..., E) to (taps..., C)."""
+        hidden = full(positions)
+        for linear, frequency in zip(self.linears, self.frequencies, strict=True):
+            hidden = torch.sin(full(frequency) * F.linear(hidden, full(linear.weight), full(linear.bias)))
+        return F.linear(hidden, full(self.out.weight))
+
+    def window(self, distance: Tensor) -> Tensor:
         """exp(-decay * distance) + shift (Eqs. 3 and 6), (taps..., C)."""
-        distance = full(self.resample(self.distance, taps))[..., None]
-        faded = torch.exp(-distance * full(self.decay).abs())
+        faded = torch.exp(-full(distance)[..., None] * full(self.decay).abs())
         return faded if self.shift is None else faded + full(self.shift)
+
+    def sources(self) -> list[Tensor]:
+        """Everything that the kernels are made from. Asking the module for it would take as long as using it."""
+        tensors = [self.positions, self.distance, self.decay, self.out.weight, *self.frequencies]
+        tensors += [tensor for linear in self.linears for tensor in (linear.weight, linear.bias)]
+        return tensors if self.shift is None else [*tensors, self.shift]
 
     def resample(self, values: Tensor, taps: tuple[int, ...]) -> Tensor:
         for axis, size in enumerate(taps):
@@ -190,30 +209,11 @@ def full(values: Tensor) -> Tensor:
 # -- the long convolution ------------------------------------------------------------------------
 
 
-class Entry(NamedTuple):
-    grid: Grid
-    sources: list[Tensor]
-    kernel: Prepared | Tensor
-
-
-class Kept:
-    """What eval mode keeps of a layer's filter. Copies of a layer and files start with nothing."""
-
-    def __init__(self) -> None:
-        self.entry: Entry | None = None
-
-    def __deepcopy__(self, memo: object) -> "Kept":
-        return Kept()
-
-    def __reduce__(self) -> tuple[type["Kept"], tuple[()]]:
-        return Kept, ()
-
-
 class LongConv(nn.Module):
     """A convolution with implicit kernels plus a factor per channel, over (B, N, C).
 
     In eval mode, without gradients for the filter, the kernels are made once and used until a value that they are made
-    from changes (values are compared, since not every change leaves a trace on a tensor), or the grid.
+    from changes, or the grid.
     """
 
     undecayed = ("bias",)
@@ -223,42 +223,33 @@ class LongConv(nn.Module):
         self.filter = filter
         self.bias = nn.Parameter(torch.randn(dim))
         self.form, self.reuse = form, reuse
-        self.kept = Kept()
+        self.kept: Kept[Prepared | Tensor] = Kept()
 
     def train(self, mode: bool = True) -> "LongConv":
         if mode:
-            self.kept.entry = None
+            self.kept.drop()
         return super().train(mode)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        kernel = self.kernel(grid)
-        ready = kernel if isinstance(kernel, Prepared) else self.prepare(kernel, grid)
-        return self.convolve(tokens, ready, grid)
+        sources = [self.bias, *self.filter.sources()]
+        if self.reuse and may_keep(self, sources):
+            kernel = self.kept.get(grid, sources, lambda: self.to_keep(grid))
+        else:
+            kernel = self.kernel(grid)
+        return self.convolve(tokens, kernel if isinstance(kernel, Prepared) else self.prepare(kernel, grid), grid)
 
-    def kernel(self, grid: Grid) -> Prepared | Tensor:
-        """The kernel for a grid: made now, or kept from an earlier call."""
-        sources = [*self.filter.parameters(), *self.filter.buffers()]
-        if not self.may_keep(sources):
-            return self.filter(self.taps_for(grid))
-        entry = self.kept.entry
-        if entry is None or entry.grid != grid or not unchanged(entry.sources, sources):
-            with torch.inference_mode(False), torch.no_grad():  # what is kept may meet gradients later
-                entry = Entry(grid, [source.clone() for source in sources], self.to_keep(grid))
-            self.kept.entry = entry
-        return entry.kernel
+    def kernel(self, grid: Grid) -> Tensor:
+        """The kernel for a grid. The factor per channel is a part of the tap at the centre."""
+        kernel: Tensor = self.filter(self.taps_for(grid))
+        centre = tuple(0 if self.filter.causal else taps // 2 for taps in kernel.shape[:-1])
+        return kernel.index_put(
+            [torch.tensor(place, device=kernel.device) for place in centre], full(self.bias), accumulate=True
+        )
 
     def to_keep(self, grid: Grid) -> Prepared | Tensor:
-        kernel = self.filter(self.taps_for(grid))
+        kernel = self.kernel(grid)
         ready = self.prepare(kernel, grid)
         return ready if ready.kernel.numel() <= KEPT_NUMBERS else kernel
-
-    def may_keep(self, sources: list[Tensor]) -> bool:
-        """Not while a filter is learned or traced, and not for tensors without plain values."""
-        if self.training or not self.reuse or torch.compiler.is_compiling():
-            return False
-        if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
-            return False
-        return not any(source.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources)
 
     def taps_for(self, grid: Grid) -> tuple[int, ...]:
         raise NotImplementedError
@@ -280,7 +271,7 @@ class SequenceConv(LongConv):
         return prepare_1d(kernel, grid.image_tokens, causal=self.filter.causal, form=self.form)
 
     def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid) -> Tensor:
-        return convolve(tokens, ready, self.bias)
+        return convolve(tokens, ready)
 
 
 class PlaneConv(LongConv):
@@ -303,7 +294,7 @@ class PlaneConv(LongConv):
 
     def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid) -> Tensor:
         image = tokens.unflatten(1, (grid.height, grid.width))
-        return convolve(image, ready, self.bias).flatten(1, 2)
+        return convolve(image, ready).flatten(1, 2)
 
 
 class SeparableConv(nn.Module):
@@ -322,23 +313,6 @@ class SeparableConv(nn.Module):
         return grid.from_map(self.across(self.down(grid.to_map(tokens)))) + self.bias * tokens
 
 
-def unchanged(before: list[Tensor], now: list[Tensor]) -> bool:
-    return len(before) == len(now) and all(map(same, before, now))
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same bits in the same place. NumPy compares them thirty times as fast as PyTorch."""
-    if one.device != other.device or one.dtype is not other.dtype or one.shape != other.shape:
-        return False
-    if one.device.type != "cpu":
-        return torch.equal(one, other.detach())
-    bits = BITS[one.element_size()]
-    return bool((one.view(bits).numpy() == other.detach().view(bits).numpy()).all())
-
-
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 # -- the mixer -----------------------------------------------------------------------------------
 
 
@@ -351,7 +325,14 @@ class Hyena(Mixer):
     explains = ("kernels",)
 
     def __init__(
-        self, dim: int, conv: LongConv | SeparableConv, short: tuple[int, int], *, causal: bool, gate_first: bool, norm: bool
+        self,
+        dim: int,
+        conv: LongConv | SeparableConv,
+        short: tuple[int, int],
+        *,
+        causal: bool,
+        gate_first: bool,
+        norm: bool,
     ) -> None:
         super().__init__()
         self.causal, self.gate_first, self.plane = causal, gate_first, not isinstance(conv, SequenceConv)
@@ -428,7 +409,9 @@ def build_plane_stage(options: HyenaPixelOptions, dim: int, depth: int, referenc
         flat = features_1d(height * width, options.bands, height * width)
         filter = ImplicitFilter(
             dim,
-            features_2d(height, width, options.bands) if options.features == "2d" else flat.unflatten(0, (height, width)),
+            features_2d(height, width, options.bands)
+            if options.features == "2d"
+            else flat.unflatten(0, (height, width)),
             distance_2d(height, width),
             torch.linspace(*DECAY, dim) / max(height, width),
             hidden=options.hidden or 4 * options.bands,

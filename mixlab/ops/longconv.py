@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mixlab.guards import without_autocast
 
 Form = Literal["direct", "matrix", "fft"]
+FFT_NUMBERS = 2**20  # real numbers that are transformed at once: 4 MB
 CONSTANTS = 128  # matrices of the Fourier transform that are kept
 
 
@@ -140,13 +141,25 @@ def prepare_fft(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
 
 
 def convolve_fft(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    """Some channels at a time, so that large inputs need little memory beside themselves."""
+    numbers = len(x) * math.prod(good_sizes(spans))
+    group = max(1, FFT_NUMBERS // numbers)
+    if group >= x.shape[-1] or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return transform(x, kernel, spans).contiguous()
+    out = torch.empty_like(x)
+    for part, its, target in zip(x.split(group, -1), kernel.split(group), out.split(group, -1), strict=True):
+        target.copy_(transform(part, its, spans))
+    return out
+
+
+def transform(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     axes, sizes = tuple(range(2, 2 + len(spans))), good_sizes(spans)
     spectrum = torch.fft.rfftn(x.movedim(-1, 1).contiguous(), sizes, axes)
     spectrum = spectrum * kernel if torch.is_grad_enabled() else spectrum.mul_(kernel)
     out = torch.fft.irfftn(spectrum, sizes, axes)
     for axis, span in zip(axes, spans, strict=True):
         out = out.narrow(axis, span.future, span.size)
-    return out.movedim(1, -1).contiguous()
+    return out.movedim(1, -1)
 
 
 def good_sizes(spans: tuple[Span, ...]) -> tuple[int, ...]:
@@ -173,7 +186,9 @@ def smooth(number: int) -> bool:
 def prepare_matrix(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     """The spectrum (2, n, half of m, C) of a kernel whose centre is at place 0."""
     rows, columns = both(spans)
-    return spectrum(kernel.view(1, rows.taps, columns.taps, -1), rows.period, columns.period, -rows.future, -columns.future)[0]
+    return spectrum(
+        kernel.view(1, rows.taps, columns.taps, -1), rows.period, columns.period, -rows.future, -columns.future
+    )[0]
 
 
 def convolve_matrix(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
@@ -205,6 +220,8 @@ def spectrum(x: Tensor, rows: int, columns: int, top: int = 0, left: int = 0) ->
 
 def left_product(matrix: Tensor, stack: Tensor) -> Tensor:
     """matrix @ each of (X, rows, columns), without a copy of either."""
+    if len(stack) == 1:  # a stack of one would be computed on one core
+        return (matrix @ stack[0])[None]
     return torch.bmm(matrix.expand(len(stack), -1, -1), stack)
 
 

@@ -1,0 +1,104 @@
+"""What Hyena's long convolutions cost: kept filters and the chosen form beside filters made anew and the FFT; memory.
+
+python benchmarks/hyena.py            # everything, about three minutes
+python benchmarks/hyena.py speed      # or one of: speed, sizes, memory
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import mixlab
+from mixlab.mixers.hyena import LongConv
+
+MODELS = ("hpx_former_s18", "hb_former_s18")
+
+
+def plain(name: str) -> mixlab.Backbone:
+    """The same model without kept filters, every long convolution through the FFT."""
+    model = mixlab.create_model(name).eval()
+    for module in model.modules():
+        if isinstance(module, LongConv):
+            module.form, module.reuse = "fft", False
+    return model
+
+
+def alternate(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The best time of each, all of them in turn."""
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def speed() -> None:
+    for name in MODELS:
+        ours, reference = mixlab.create_model(name).eval(), plain(name)
+        for batch, rounds in ((1, 20), (8, 8)):
+            x = torch.randn(batch, 3, 224, 224)
+            best = alternate({"ours": partial(ours, x), "plain": partial(reference, x)}, rounds)
+            print(
+                f"{name} at 224 px, batch {batch}: {1e3 * best['ours']:.0f} ms, without kept filters and with the FFT "
+                f"{1e3 * best['plain']:.0f} ms, {best['plain'] / best['ours']:.2f} times"
+            )
+
+
+def sizes() -> None:
+    for name in MODELS:
+        model = mixlab.create_model(name).eval()
+        for side in (224, 384, 512, 896):
+            x = torch.randn(1, 3, side, side)
+            best = alternate({"": partial(model, x)}, rounds=3)[""]
+            print(f"{name} at {side} px: {1e3 * best:.0f} ms")
+
+
+def memory() -> None:
+    for name in MODELS:
+        done = subprocess.run([sys.executable, __file__, "--child", name], capture_output=True, text=True, check=True)
+        print(f"{name}, one image at 896 px: {done.stdout.strip()}")
+
+
+def child(name: str) -> None:
+    """Growth of the peak of resident memory over a small warm-up, in a process of its own."""
+    model = mixlab.create_model(name).eval()
+    model(torch.randn(1, 3, 64, 64))
+    before, start = peak(), time.perf_counter()
+    model(torch.randn(1, 3, 896, 896))
+    print(f"{peak() - before:.0f} MB, {time.perf_counter() - start:.1f} s with the filters made once")
+
+
+def peak() -> float:
+    return int(re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[0]) / 1024
+
+
+PARTS = {"speed": speed, "sizes": sizes, "memory": memory}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "parts", nargs="*", choices=[*PARTS, []], help="what to measure; everything if nothing is named"
+    )
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    with torch.inference_mode():
+        if arguments.child:
+            child(arguments.child)
+            return
+        for part in arguments.parts or PARTS:
+            PARTS[part]()
+
+
+if __name__ == "__main__":
+    main()

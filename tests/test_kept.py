@@ -1,0 +1,49 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+from mixlab import kept
+from mixlab.kept import Kept, same
+
+
+def test_a_value_is_made_once_until_a_source_or_the_key_changes() -> None:
+    made: list[int] = []
+    source, box = torch.ones(3), Kept[int]()
+
+    def make() -> int:
+        made.append(len(made))
+        return made[-1]
+
+    assert [box.get("a", [source], make) for _ in range(2)] == [0, 0]
+    assert box.get("b", [source], make) == 1
+    source.data.mul_(2)  # leaves no trace on the tensor
+    assert box.get("b", [source], make) == 2
+    assert box.get("b", [source.double()], make) == 3
+    assert box.get("b", [], make) == 4
+    box.drop()
+    assert box.get("b", [], make) == 5
+
+
+def test_copies_start_with_nothing() -> None:
+    box = Kept[int]()
+    box.get("a", [], lambda: 1)
+    assert copy.deepcopy(box).entry is None
+    assert pickle.loads(pickle.dumps(box)).entry is None
+
+
+@pytest.mark.parametrize("with_library", [True, False])
+def test_same_means_the_same_bits(with_library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not with_library:
+        monkeypatch.setattr(kept, "compare_memory", lambda: None)
+    one = torch.randn(4, 5)
+    other = one.clone()
+    assert same(one, other)
+    assert same(one.T, other.T)
+    assert not same(one, other.T.contiguous().view(4, 5))
+    other[3, 4] += 1e-3
+    assert not same(one, other)
+    assert not same(one, one.double())
+    assert not same(one, one[:3])
+    assert same(torch.empty(0), torch.empty(0))
