@@ -6,6 +6,7 @@ guards.mend_torchvision()  # before anything imports torchvision or timm
 guards.keep_freed_memory()
 
 from mixlab.backbone import Backbone  # noqa: E402
+from mixlab.ensemble import Ensemble  # noqa: E402
 from mixlab.errors import MixlabError  # noqa: E402
 from mixlab.evals.macs import macs  # noqa: E402
 from mixlab.pyramid import PyramidAdapter  # noqa: E402
@@ -16,6 +17,7 @@ from mixlab.zoo import create_model, list_models  # noqa: E402
 __version__ = VERSION
 __all__ = [
     "Backbone",
+    "Ensemble",
     "MixlabError",
     "PyramidAdapter",
     "__version__",

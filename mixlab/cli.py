@@ -118,8 +118,8 @@ def info_parser() -> ArgumentParser:
 
 def info(arguments: Namespace) -> None:
     """Show one model stage by stage."""
-    from mixlab.evals.summary import describe_parts
-    from mixlab.zoo import model_config
+    from mixlab.evals.summary import describe_member, describe_parts
+    from mixlab.zoo import ensemble_row, model_config
 
     changes: dict[str, Any] = {}
     if arguments.mixers:
@@ -129,14 +129,22 @@ def info(arguments: Namespace) -> None:
         changes["num_classes"] = arguments.num_classes
     if arguments.image_size is not None:
         changes["image_size"] = parse_size(arguments.image_size)
-    config = model_config(arguments.name, **changes)
-    height, width = config.image_size
-    parts = describe_parts(config, (height, width))
+    ensemble = ensemble_row(arguments.name)
+    if ensemble is None:
+        config = model_config(arguments.name, **changes)
+        height, width = config.image_size
+        parts = describe_parts(config, (height, width))
+    else:
+        config = model_config(ensemble.members[0], **changes)
+        height, width = config.image_size
+        parts = [describe_member(model_config(member, **changes), (height, width)) for member in ensemble.members]
+    named = ensemble or config
     if arguments.json:
-        reported = [asdict(row) for row in config.reported]
-        about = {"name": config.name, "family": config.family, "paper": config.paper, "image_size": [height, width]}
-        about |= {"mixers": [choice.plain() for choice in config.mixers], "reported": reported}
-        print(json.dumps({**about, "parts": [asdict(part) for part in parts]}, indent=1))
+        reported = [asdict(row) for row in named.reported]
+        about = {"name": named.name, "family": named.family, "paper": named.paper, "image_size": [height, width]}
+        mixers = [choice.plain() for choice in config.mixers]
+        about |= {"mixers": mixers} if ensemble is None else {"members": ensemble.members}
+        print(json.dumps({**about, "reported": reported, "parts": [asdict(part) for part in parts]}, indent=1))
         return
     rows = [
         (
@@ -151,9 +159,9 @@ def info(arguments: Namespace) -> None:
     ]
     total = with_frozen(sum(part.params for part in parts), sum(part.frozen for part in parts), 3)
     rows.append(("total", "", "", "", total, billions(sum(part.macs for part in parts), 3)))
-    print(f"{config.name} ({config.paper}) at {height} x {width} px")
+    print(f"{named.name} ({named.paper}) at {height} x {width} px")
     show(("part", "content", "output", "stride", "params M", "MACs G"), rows, right=(3, 4, 5))
-    for row in config.reported:
+    for row in named.reported:
         told = [f"{row.params:g}M params" if row.params else "", f"{row.macs:g}G MACs" if row.macs else ""]
         told += [f"top-1 {row.top1:g}%" if row.top1 else "", f"after {row.pretraining}" if row.pretraining else ""]
         print(f"reported, {row.table}, {row.image_size} px: {', '.join(part for part in told if part)}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from mixlab.errors import ConfigError, near_misses
@@ -43,7 +44,9 @@ def vision_lstm(layer: Layer, parent: nn.Module | None) -> None:
     """The patch embedding Xavier uniform, the classifier nearly zero, all else as MetaFormer; mLSTM draws its own."""
     truncated_normal(layer, parent)
     if isinstance(parent, Downsample):
-        nn.init.xavier_uniform_(layer.weight.flatten(1))
+        flat = nn.init.xavier_uniform_(torch.empty_like(layer.weight.flatten(1)))
+        with torch.no_grad():
+            layer.weight.copy_(flat.view_as(layer.weight))
     elif isinstance(parent, Head) and layer is parent.classifier:
         nn.init.trunc_normal_(layer.weight, std=2e-5)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mixlab.backbone import Backbone
 from mixlab.build import build
 from mixlab.config import ModelConfig
+from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError, WeightsError
 from mixlab.grid import Grid
 from mixlab.layouts import best_layout
@@ -37,13 +38,25 @@ FREE_FIELDS = (
 
 
 @dataclass(frozen=True)
+class About:
+    """What a file of ours says beside the tensors: one config, or those of an ensemble's members and its settings."""
+
+    configs: tuple[ModelConfig, ...] = ()
+    ensemble: dict[str, Any] | None = None
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """Tensors by key, and what a file of ours says about them."""
 
     origin: str
     tensors: Mapping[str, Any]
-    config: ModelConfig | None = None
-    class_names: tuple[str, ...] = ()
+    about: About = About()
+
+    @property
+    def config(self) -> ModelConfig | None:
+        return self.about.configs[0] if self.about.configs else None
 
 
 # -- out -----------------------------------------------------------------------------------------
@@ -62,7 +75,12 @@ def save_weights(model: nn.Module, path: str | PathLike[str]) -> None:
     tensors = {key: value.detach().contiguous() for key, value in backbone.state_dict().items()}
     if any(value.is_meta for value in tensors.values()):
         raise WeightsError("The model has no values to save: it is on the meta device.")
-    about = {"config": backbone.config.plain(), "class_names": check_class_names(backbone)}
+    about: dict[str, Any] = {"class_names": check_class_names(backbone)}
+    if isinstance(backbone, Ensemble):
+        about["ensemble"] = {"name": backbone.config.name, "average": backbone.average}
+        about["members"] = [member.config.plain() for member in backbone.members]
+    else:
+        about["config"] = backbone.config.plain()
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -116,28 +134,59 @@ def load_weights(
     """
     backbone = unwrap_model(model)
     checkpoint = Checkpoint("The mapping", source) if isinstance(source, Mapping) else read(source)
-    own = backbone.state_dict()
+    parts = members_of(backbone, checkpoint) if isinstance(backbone, Ensemble) else [(backbone, checkpoint)]
+    fitted = [fitting(member, part, replace_classifier=replace_classifier) for member, part in parts]
+    for (member, part), (tensors, own) in zip(parts, fitted, strict=True):
+        loaded_classifier = not any(tensors[key] is own[key] for key in own if key.startswith(CLASSIFIER))
+        member.load_state_dict(tensors, assign=any(value.is_meta for value in own.values()))
+        adopt(member, part, loaded_classifier=loaded_classifier)
+    if isinstance(backbone, Ensemble):
+        backbone.class_names = backbone.members[0].class_names
+
+
+def fitting(
+    model: Backbone, checkpoint: Checkpoint, *, replace_classifier: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of a checkpoint as they fill this model, and its own; an error says what is wrong."""
+    own: dict[str, Tensor] = model.state_dict()
     tensors = best_layout(checkpoint.origin, unwrap(checkpoint), own)
-    tensors = absent_as_zeros(backbone, own) | fit(backbone, tensors, checkpoint.config)
+    tensors = absent_as_zeros(model, own) | fit(model, tensors, checkpoint.config)
     if replace_classifier:
         tensors = keep_own_classifier(tensors, own)
     problems = differences(tensors, own)
     if problems:
-        raise WeightsError(f"{checkpoint.origin} does not fit {backbone.config.name!r}: {problems}")
-    loaded_classifier = not any(tensors[key] is own[key] for key in own if key.startswith(CLASSIFIER))
-    backbone.load_state_dict(tensors, assign=any(value.is_meta for value in own.values()))
-    adopt(backbone, checkpoint, loaded_classifier=loaded_classifier)
+        raise WeightsError(f"{checkpoint.origin} does not fit {model.config.name!r}: {problems}")
+    return tensors, own
 
 
-def read_config(path: str | PathLike[str]) -> ModelConfig:
-    """The config inside a file that `save_weights` wrote."""
-    config = read(path, tensors=False).config
-    if config is None:
+def members_of(model: Ensemble, checkpoint: Checkpoint) -> list[tuple[Backbone, Checkpoint]]:
+    """Each member of an ensemble with its share of a checkpoint."""
+    tensors = {f"members.{key}" if key[0].isdigit() else key: value for key, value in unwrap(checkpoint).items()}
+    configs = checkpoint.about.configs or (None,) * len(model.members)
+    found = len({key.split(".")[1] for key in tensors})
+    if found != len(model.members) or len(configs) != found:
+        raise WeightsError(
+            f"{checkpoint.origin} holds {found} members; {model.config.name!r} has {len(model.members)}. Weights of a "
+            f"single model go into a member: load_weights(model.members[0], ...)."
+        )
+    parts = []
+    for index, (member, config) in enumerate(zip(model.members, configs, strict=True)):
+        start = f"members.{index}."
+        share = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+        about = replace(checkpoint.about, configs=() if config is None else (config,), ensemble=None)
+        parts.append((member, Checkpoint(f"{checkpoint.origin}, member {index},", share, about)))
+    return parts
+
+
+def read_about(path: str | PathLike[str]) -> About:
+    """What a file that `save_weights` wrote says about its model."""
+    about = read(path, tensors=False).about
+    if not about.configs:
         raise WeightsError(
             f"{path} holds no Mixlab config, so the model cannot be rebuilt from it alone. "
             f"Name the model: create_model(NAME, weights=...)."
         )
-    return config
+    return about
 
 
 def read(path: str | PathLike[str], *, tensors: bool = True) -> Checkpoint:
@@ -175,16 +224,17 @@ def read_safetensors(file: Path, *, tensors: bool) -> Checkpoint:
     with safetensors.safe_open(file, "pt") as opened:
         about = json.loads((opened.metadata() or {}).get(METADATA_KEY, "{}"))
         values = {key: opened.get_tensor(key) for key in opened.keys()} if tensors else {}  # noqa: SIM118
-    config, names = (about.get("config"), about.get("class_names", [])) if isinstance(about, dict) else (None, [])
-    if config is not None and not isinstance(config, dict):
+    about = about if isinstance(about, dict) else {}
+    configs, names = about.get("members", [about["config"]] if "config" in about else []), about.get("class_names", [])
+    if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
         raise ValueError("its description of the model is not a mapping.")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("its class names are not a list of strings.")
     try:
-        parsed = None if config is None else ModelConfig.parse(config)
+        parsed = tuple(ModelConfig.parse(config) for config in configs)
     except ConfigError as error:
         raise WeightsError(f"{file} describes a model that this version cannot build: {error}") from error
-    return Checkpoint(str(file), values, parsed, tuple(names))
+    return Checkpoint(str(file), values, About(parsed, about.get("ensemble"), tuple(names)))
 
 
 def read_torch(file: Path) -> Checkpoint:
@@ -318,8 +368,8 @@ def adopt(model: Backbone, checkpoint: Checkpoint, *, loaded_classifier: bool) -
         return
     if source.in_channels == model.config.in_channels:
         model.config = replace(model.config, preprocessing=source.preprocessing)
-    if loaded_classifier and len(checkpoint.class_names) == model.config.num_classes:
-        model.class_names = checkpoint.class_names
+    if loaded_classifier and len(checkpoint.about.class_names) == model.config.num_classes:
+        model.class_names = checkpoint.about.class_names
     names = [field.name for field in fields(model.config) if field.name not in FREE_FIELDS]
     other = [name for name in names if getattr(source, name) != getattr(model.config, name)]
     if other:

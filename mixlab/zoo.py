@@ -5,17 +5,31 @@ import fnmatch
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib import resources
 from os import PathLike
 from typing import Any
 
 from mixlab.backbone import Backbone
 from mixlab.build import build
-from mixlab.config import ModelConfig, override
+from mixlab.choices import make
+from mixlab.config import ModelConfig, Reported, override
+from mixlab.ensemble import Average, Ensemble
 from mixlab.errors import ConfigError, near_misses
 
 FILE_KEYS = ("paper", "defaults", "groups", "models")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleRow:
+    """A name that stands for several models at once."""
+
+    name: str
+    family: str
+    paper: str = ""
+    members: tuple[str, ...]
+    average: Average = "logits"
+    reported: tuple[Reported, ...] = ()
 
 
 @functools.cache
@@ -43,11 +57,19 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(rows(), pattern))
 
 
-def model_config(name: str, **overrides: Any) -> ModelConfig:
-    """The checked description of a named model, with any of its fields changed."""
+def ensemble_row(name: str) -> EnsembleRow | None:
+    """The description of a named ensemble; None for the name of a single model."""
     if not isinstance(name, str) or name not in rows():
         name = str(name)
         raise ConfigError(f"Unknown model {name!r}. {near_misses(name, rows())} `mixlab models` lists all.")
+    return make(EnsembleRow, rows()[name], f"ensemble {name!r}") if "members" in rows()[name] else None
+
+
+def model_config(name: str, **overrides: Any) -> ModelConfig:
+    """The checked description of a named model, with any of its fields changed."""
+    ensemble = ensemble_row(name)
+    if ensemble is not None:
+        raise ConfigError(f"{name!r} is an ensemble: its members {', '.join(ensemble.members)} have configs.")
     return configure(copy.deepcopy(rows()[name]), overrides)
 
 
@@ -70,13 +92,20 @@ def create_model(name: str | None = None, *, weights: str | PathLike[str] | None
     """
     from mixlab import weights as files  # it needs `configure`
 
+    model: Backbone
     if name is None:
         if weights is None:
             raise ConfigError("create_model needs a model name, a weight file, or both. `mixlab models` lists names.")
-        config = configure(files.read_config(weights).plain(), overrides)
+        about = files.read_about(weights)
+        members = [build(configure(config.plain(), overrides)) for config in about.configs]
+        model = members[0] if about.ensemble is None else Ensemble(members, **about.ensemble)
     else:
-        config = model_config(name, **overrides)
-    model = build(config)
+        ensemble = ensemble_row(name)
+        if ensemble is None:
+            model = build(model_config(name, **overrides))
+        else:
+            members = [build(model_config(member, **overrides)) for member in ensemble.members]
+            model = Ensemble(members, name=name, average=ensemble.average)
     if weights is not None:
         files.load_weights(model, weights, replace_classifier="num_classes" in overrides)
     return model

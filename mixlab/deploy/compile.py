@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mixlab.backbone import Backbone
+from mixlab.ensemble import Ensemble
 from mixlab.errors import CompileError
 from mixlab.layers import Branch, Mlp
 from mixlab.mixers import Mixer
@@ -45,6 +46,8 @@ def compile_blocks(
 
 def units(model: Backbone) -> list[nn.Module]:
     """What is compiled on its own: blocks, or what the serial and parallel blocks of a co-scale model share."""
+    if isinstance(model, Ensemble):
+        return [unit for member in model.members for unit in units(member)]
     if model.coscale is None:
         return list(model.blocks.values())
     mixing = [module for module in model.modules() if isinstance(module, Branch) and isinstance(module.mixer, Mixer)]

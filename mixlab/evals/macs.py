@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from mixlab.backbone import Backbone
 from mixlab.config import parse_image_size
+from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError, MacsError
 
 aten = torch.ops.aten
@@ -58,8 +59,13 @@ def macs(model: nn.Module, image_size: int | tuple[int, int]) -> int:
 
 
 def macs_by_part(model: nn.Module, image_size: int | tuple[int, int]) -> dict[str, int]:
-    """The same by part of the data flow: `stem`, `stages.0`, ..., `coscale`, and `head` for everything behind them."""
+    """The same by part of the data flow: `stem`, `stages.0`, ..., `coscale`, and `head` for everything behind them.
+
+    The parts of an ensemble are its members.
+    """
     height, width = parse_image_size(image_size)
+    if isinstance(model, Ensemble):
+        return {f"members.{index}": macs(member, image_size) for index, member in enumerate(model.members)}
     backbone = next((part for part in model.modules() if isinstance(part, Backbone)), None)
     if backbone is None:
         raise ConfigError(f"macs takes a Mixlab model, or a module that holds one; got a {type(model).__name__}.")

@@ -13,7 +13,7 @@ from mixlab.build import build
 from mixlab.config import ModelConfig
 from mixlab.evals.macs import macs_by_part
 from mixlab.grid import Grid
-from mixlab.zoo import list_models, model_config
+from mixlab.zoo import create_model, ensemble_row, list_models, model_config
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,20 @@ def count(module: nn.Module, *, trainable: bool) -> int:
 
 def summarise(name: str) -> ModelSummary:
     """One row of the model table; counting every model anew would take as long as the list is long."""
-    config = model_config(name)
+    ensemble = ensemble_row(name)
+    config = model_config(name if ensemble is None else ensemble.members[0])
+    about = ensemble or config
     height, width = config.image_size
-    top1 = [row.top1 for row in config.reported if row.pretraining is None and row.image_size == height]
-    mixers = tuple(choice.name for choice in config.mixers)
+    top1 = [row.top1 for row in about.reported if row.pretraining is None and row.image_size == height]
+    mixers = tuple(choice.name for choice in config.mixers) if ensemble is None else ensemble.members
     counts = stored_counts().get(name) or count_model(name)
-    return ModelSummary(name, config.family, mixers, (height, width), **counts, paper_top1=top1[0] if top1 else None)
+    return ModelSummary(name, about.family, mixers, (height, width), **counts, paper_top1=top1[0] if top1 else None)
 
 
 def count_model(name: str) -> dict[str, int]:
     """Parameters and multiply-accumulates of a named model at its own image size."""
-    model = shadow(model_config(name))
+    with torch.device("meta"):
+        model = create_model(name)
     height, width = model.config.image_size
     params, frozen = count(model, trainable=True), count(model, trainable=False)
     return {"params": params, "frozen": frozen, "macs": sum(macs_by_part(model, (height, width)).values())}
@@ -98,6 +101,15 @@ def describe_parts(config: ModelConfig, image_size: tuple[int, int]) -> list[Par
         parts.append(part("coscale", content, output, None, model.coscale))
     classes = config.num_classes or config.dims[-1]
     return [*parts, part("head", config.head.name, (classes,), None, model.readout, model.head)]
+
+
+def describe_member(config: ModelConfig, image_size: tuple[int, int]) -> PartSummary:
+    """A whole model as one part of an ensemble."""
+    model = shadow(config)
+    content = ", ".join(dict.fromkeys(choice.name for choice in config.mixers))
+    params, frozen = count(model, trainable=True), count(model, trainable=False)
+    macs = sum(macs_by_part(model, image_size).values())
+    return PartSummary(config.name, content, (config.num_classes or config.dims[-1],), None, params, frozen, macs)
 
 
 if __name__ == "__main__":

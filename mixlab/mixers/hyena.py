@@ -242,9 +242,9 @@ class LongConv(nn.Module):
         """The kernel for a grid. The factor per channel is a part of the tap at the centre."""
         kernel: Tensor = self.filter(self.taps_for(grid))
         centre = tuple(0 if self.filter.causal else taps // 2 for taps in kernel.shape[:-1])
-        return kernel.index_put(
-            [torch.tensor(place, device=kernel.device) for place in centre], full(self.bias), accumulate=True
-        )
+        kernel = kernel.clone()
+        kernel[centre] += full(self.bias)
+        return kernel
 
     def to_keep(self, grid: Grid) -> Prepared | Tensor:
         kernel = self.kernel(grid)

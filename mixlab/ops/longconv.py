@@ -95,7 +95,8 @@ def prepare(kernel: Tensor, spans: tuple[Span, ...], form: Form) -> Prepared:
 
 def convolve(x: Tensor, prepared: Prepared, bias: Tensor | None = None) -> Tensor:
     """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x."""
-    exact = x.to(torch.promote_types(x.dtype, prepared.kernel.dtype.to_real()))
+    double = torch.float64 in (x.dtype, prepared.kernel.dtype) or prepared.kernel.dtype is torch.complex128
+    exact = x.to(torch.float64 if double else torch.float32)
     if x.is_meta:
         out = count_transforms(exact, prepared)
     else:
@@ -166,7 +167,6 @@ def good_sizes(spans: tuple[Span, ...]) -> tuple[int, ...]:
     return tuple(good_size(span.period) for span in spans)
 
 
-@functools.cache
 def good_size(least: int) -> int:
     """The next even number without prime factors above 7."""
     return next(size for size in range(least + least % 2, 4 * least + 2, 2) if smooth(size))
@@ -237,11 +237,17 @@ def complex_product(spectrum: Tensor, kernel: Tensor) -> Tensor:
 
 
 def constant(make: Callable[..., Tensor], *sizes: int, like: Tensor) -> Tensor:
-    """A matrix of the transform, made once."""
-    return kept_constant(make, sizes, like.dtype, like.device)
+    """A matrix of the transform, made once; a compiler takes it as it is."""
+    return compiled_constant(make, sizes, like.dtype, like.device)
 
 
 @torch.compiler.assume_constant_result
+def compiled_constant(
+    make: Callable[..., Tensor], sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return kept_constant(make, sizes, dtype, device)
+
+
 @functools.lru_cache(CONSTANTS)
 def kept_constant(
     make: Callable[..., Tensor], sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -317,9 +323,13 @@ def costs() -> dict[int, list[Cost]]:
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def fastest(sizes: tuple[int, ...], taps: tuple[int, ...]) -> Form:
     """The form that was fastest for the nearest shape that was measured: nothing but the shape decides."""
+    return nearest(sizes, taps)
+
+
+@functools.cache
+def nearest(sizes: tuple[int, ...], taps: tuple[int, ...]) -> Form:
     size = math.prod(sizes) ** (1 / len(sizes))
     reach = math.prod(taps) ** (1 / len(taps))
     near = min(costs()[len(sizes)], key=lambda row: math.hypot(math.log(row.size / size), math.log(row.taps / reach)))

@@ -8,12 +8,12 @@ import mixlab
 from mixlab.config import Reported
 from mixlab.errors import ConfigError, MacsError
 from mixlab.evals.macs import macs_by_part
-from mixlab.zoo import model_config
+from mixlab.zoo import ensemble_row, model_config
 
 ROWS = [
     pytest.param(name, row, id=f"{name}@{row.image_size}")
     for name in mixlab.list_models()
-    for row in model_config(name).reported
+    for row in (ensemble_row(name) or model_config(name)).reported
     if row.macs is not None and row.pretraining is None
 ]
 # GMACs of the authors' code under their own counting
@@ -27,6 +27,12 @@ AUTHORS = {
     ("coat_lite_small", 224): 3.96,
     ("coat_tiny", 224): 4.35,
     ("coat_mini", 224): 6.815,
+    ("hpx_former_s18", 224): 4.921,
+    ("hpx_former_s18", 384): 12.869,
+    ("hpx_former_s18", 512): 22.269,
+    ("c_hpx_former_s18", 224): 4.327,
+    ("hpx_a_former_s18", 224): 4.701,
+    ("hpx_former_b36", 224): 25.339,
 }
 
 
@@ -115,3 +121,24 @@ def test_a_recurrent_layer_counts_by_formula() -> None:
         fusion = dim * dim * tokens
         expected = 4 * tokens * gates * hidden * (dim + hidden) + fusion
         assert mixlab.macs(model, 224) - mixlab.macs(without, 224) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "authors"), [("hb_former_s18", 4.444), ("hb_a_former_s18", 4.431), ("hb_former_b36", 23.813)]
+)
+def test_sequences_through_the_fourier_transform_count_as_the_authors_to_half_a_percent(
+    name: str, authors: float
+) -> None:
+    with torch.device("meta"):
+        model = mixlab.create_model(name)
+    assert mixlab.macs(model, 224) / 1e9 == pytest.approx(authors, rel=5e-3)
+
+
+def test_kept_filters_and_forms_do_not_change_the_count() -> None:
+    model = mixlab.create_model("hpx_former_pico").eval()
+    before = mixlab.macs(model, 32)
+    with torch.no_grad():
+        model(torch.randn(1, 3, 32, 32))
+    assert mixlab.macs(model, 32) == before
+    forced = mixlab.create_model("hpx_former_pico", mixers={"name": "hyena_pixel", "bands": 8, "form": "direct"})
+    assert mixlab.macs(forced, 32) == before
