@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint parity compile-all bench counts clean
+.PHONY: help demo test lint parity compile-all bench costs counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -36,6 +36,10 @@ bench: $(INSTALLED) ## images per second beside timm, and cold compile time (2 q
 	$(BIN)/python benchmarks/against_timm.py
 	$(BIN)/python benchmarks/compile_time.py caformer_s18
 	$(BIN)/python benchmarks/vision_lstm.py
+	$(BIN)/python benchmarks/hyena.py
+
+costs: $(INSTALLED) ## measure the forms of the long convolution anew, which decides between them (2 quiet cores)
+	$(BIN)/python benchmarks/longconv.py --write
 
 counts: $(INSTALLED) ## count every model's parameters and MACs anew, after a change of the model rows
 	$(BIN)/python -m mixlab.evals.summary > counts.new

@@ -128,3 +128,13 @@ def test_a_compiled_model_keeps_the_dtype_of_autocast() -> None:
     compiled, image = compile_blocks(copy.deepcopy(model), backend="aot_eager"), torch.randn(1, 3, 32, 32)
     with torch.no_grad(), torch.autocast("cpu", torch.float16):
         assert compiled.pyramid(image)[0].dtype is model.pyramid(image)[0].dtype
+
+
+@pytest.mark.parametrize("name", ["hpx_former_pico", "hb_former_pico", "vil_pico"])
+def test_a_whole_model_is_one_graph_with_the_same_outputs_and_gradients(name: str) -> None:
+    """The graph as it is captured; `make compile-all` turns every model's into code."""
+    model = mixlab.create_model(name, drop_path=0.0)
+    image, parameters = prepare(model, 40)
+    captured = torch.compile(model, fullgraph=True, backend="aot_eager")
+    check_outputs(model, captured, image)
+    check_gradients(model, captured, image, parameters)
