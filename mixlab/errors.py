@@ -45,3 +45,15 @@ def near_misses(given: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {' or '.join(repr(name) for name in close)}?"
     return f"Known: {', '.join(names)}."
+
+
+class DataError(MixlabError, ValueError):
+    """A dataset that is missing, empty, broken or does not fit the model."""
+
+
+class UnreadableImage(MixlabError, OSError):
+    """A file that is no image, or a broken one."""
+
+
+class TrainingError(MixlabError, RuntimeError):
+    """A run that cannot start, or had to stop."""
