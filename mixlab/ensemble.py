@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbone import Backbone, Block, Visit
+from mixlab.config import ModelConfig
 from mixlab.coscale import CoscaleBlock, Output
 from mixlab.errors import ConfigError, near_misses
 from mixlab.grid import Grid
@@ -29,14 +30,14 @@ class Ensemble(Backbone):
         nn.Module.__init__(self)
         check_members(members, average)
         self.members: Modules[Backbone] = Modules(members)
-        self.average = average
-        self.config = replace(members[0].config, name=name, family="ensemble", reported=())
-        self.class_names = next((member.class_names for member in members if member.class_names), ())
+        self.title, self.average = name, average
 
     # -- one call for all members ----------------------------------------------------------------
 
     def forward(self, image: Tensor) -> Tensor:
-        """Class scores (B, num_classes)."""
+        """Class scores (B, num_classes); without a head, the features."""
+        if not self.members[0].config.num_classes:
+            return self.embed(image)
         scores = [member(image) for member in self.members]
         if self.average == "probabilities":
             scores = [one.log_softmax(-1) for one in scores]
@@ -60,7 +61,7 @@ class Ensemble(Backbone):
         for name in wanted:
             if name not in self.intermediate_names:
                 raise ConfigError(
-                    f"{self.config.name!r} has no intermediate {name!r}. {near_misses(name, self.intermediate_names)}"
+                    f"{self.title!r} has no intermediate {name!r}. {near_misses(name, self.intermediate_names)}"
                 )
         found: dict[str, Tensor] = {}
         for index, member in enumerate(self.members):
@@ -83,7 +84,6 @@ class Ensemble(Backbone):
     def reset_classifier(self, num_classes: int) -> None:
         for member in self.members:
             member.reset_classifier(num_classes)
-        self.config, self.class_names = replace(self.config, num_classes=num_classes), ()
 
     def check_image(self, image: Tensor) -> None:
         self.members[0].check_image(image)
@@ -91,11 +91,29 @@ class Ensemble(Backbone):
     # -- facts -----------------------------------------------------------------------------------
 
     @property
+    def config(self) -> ModelConfig:  # type: ignore[override]
+        """What the members have in common, and the first one's for the rest."""
+        check_members(self.members, self.average)
+        return replace(self.members[0].config, name=self.title, family="ensembles", reported=())
+
+    @property
+    def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        named = {member.class_names for member in self.members if member.class_names}
+        if len(named) > 1:
+            raise ConfigError(f"The members of {self.title!r} were trained on different classes: {sorted(named)}.")
+        return next(iter(named), ())
+
+    @class_names.setter
+    def class_names(self, names: tuple[str, ...]) -> None:
+        for member in self.members:
+            member.class_names = tuple(names)
+
+    @property
     def strides(self) -> tuple[int, ...]:  # type: ignore[override]
         strides = {member.strides for member in self.members}
         if len(strides) > 1:
             raise ConfigError(
-                f"The members of {self.config.name!r} have maps at different strides, {sorted(strides)}. Put a "
+                f"The members of {self.title!r} have maps at different strides, {sorted(strides)}. Put a "
                 f"PyramidAdapter around each member."
             )
         return self.members[0].strides
@@ -156,7 +174,10 @@ class Ensemble(Backbone):
         return ConfigError(f"An ensemble has no {what} of its own. Ask a member: model.members[0].")
 
 
-def check_members(members: Sequence[Backbone], average: Average) -> None:
+def check_members(members: Iterable[Backbone], average: Average) -> None:
+    members = list(members)
+    if any(isinstance(member, Ensemble) for member in members) or len({id(one) for one in members}) < len(members):
+        raise ConfigError("The members of an ensemble are different single models: take the members of an ensemble.")
     if not members or not all(isinstance(member, Backbone) for member in members):
         raise ConfigError(
             f"An ensemble needs one or more Mixlab models; got {[type(one).__name__ for one in members]}."

@@ -147,6 +147,12 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
+def may_overwrite() -> bool:
+    """Whether nobody follows the arithmetic: no gradients either way, no compiler."""
+    following = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    return not following and torch.autograd.forward_ad._current_level < 0
+
+
 def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
     """What autocast would compute in on this tensor's device; None where it is off."""
     device = tensor.device.type

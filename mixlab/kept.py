@@ -53,19 +53,30 @@ def may_keep(layer: nn.Module, sources: Sequence[Tensor]) -> bool:
         return False
     if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
         return False
+    if torch.autograd.forward_ad._current_level >= 0:  # derivatives may travel with the values
+        return False
+    if any(source.is_cuda for source in sources) and torch.cuda.is_current_stream_capturing():
+        return False  # nothing can be compared while a graph is recorded
     return not any(source.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources)
 
 
 def unchanged(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
-    return len(before) == len(now) and all(map(same, before, now))
+    """Whether tensors hold the same values on the same devices."""
+    if len(before) != len(now) or not all(map(alike, before, now)):
+        return False
+    there = [(one == other).all() for one, other in zip(before, now, strict=True) if one.device.type != "cpu"]
+    here = [pair for pair in zip(before, now, strict=True) if pair[0].device.type == "cpu"]
+    return all(same(*pair) for pair in here) and (not there or bool(torch.stack(there).all()))  # waits once
+
+
+def alike(one: Tensor, other: Tensor) -> bool:
+    return one.dtype is other.dtype and one.device == other.device and one.shape == other.shape
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same bits in the same order on the same device."""
-    if one.dtype is not other.dtype or one.device != other.device or one.shape != other.shape:
-        return False
+    """Whether two tensors that are alike hold the same bits, on a CPU."""
     compare = compare_memory()
-    if compare is None or one.device.type != "cpu" or not (one.is_contiguous() and other.is_contiguous()):
+    if compare is None or not (one.is_contiguous() and other.is_contiguous()):
         return torch.equal(one, other)
     return one.numel() == 0 or compare(one.data_ptr(), other.data_ptr(), one.nbytes) == 0
 

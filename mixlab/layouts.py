@@ -103,10 +103,16 @@ def channels_last(name: str, value: Tensor, own: Mapping[str, Tensor]) -> Conver
     return [(name, value[0].permute(1, 2, 0) if value.ndim == 4 else value)]
 
 
+def squeezed(name: str, value: Tensor, own: Mapping[str, Tensor]) -> Converted:
+    """A tensor without its axes of 1."""
+    return [(name, value.squeeze())]
+
+
 CONVERSIONS: dict[str, Callable[[str, Tensor, Mapping[str, Tensor]], Converted]] = {
     "as_it_is": as_it_is,
     "plus_one": plus_one,
     "parts": parts,
     "position": position,
     "channels_last": channels_last,
+    "squeezed": squeezed,
 }

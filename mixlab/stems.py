@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from mixlab.choices import Choice, Registry
 from mixlab.errors import ConfigError, require
 from mixlab.grid import Grid
-from mixlab.layers import Activation, ActivationChoice, activation
+from mixlab.kept import Kept, may_keep
+from mixlab.layers import Activation, ActivationChoice, activation, is_plain
 from mixlab.modules import Modules
 
 Position = Literal["before", "after", "none"]
+LARGE = 2**17  # numbers in a kernel that are worth keeping in another order
 
 
 class Downsample(nn.Module):
@@ -29,7 +31,7 @@ class Downsample(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps, bias=norm_bias) if width else None
         self.norm_first = norm == "before"
         self.conv = conv
-        conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)  # or every call moves it
+        self.kept: Kept[Tensor] = Kept()
         self.stride = conv.stride[0]
         self.patchify = patchify
 
@@ -39,12 +41,25 @@ class Downsample(nn.Module):
         if self.patchify:
             image_map = self.pad(image_map)
         # channels-last in, channels-last out: the tokens behind it are a view
-        image_map = self.conv(image_map.contiguous(memory_format=torch.channels_last))
+        image_map = self.convolve(image_map.contiguous(memory_format=torch.channels_last))
         grid = Grid(image_map.shape[2], image_map.shape[3])
         tokens = grid.from_map(image_map)
         if self.norm is not None and not self.norm_first:
             tokens = self.norm(tokens)
         return tokens, grid
+
+    def convolve(self, image_map: Tensor) -> Tensor:
+        """A large kernel that PyTorch would bring into channels-last order at every call is kept so in eval mode."""
+        weight = self.conv.weight
+        if weight.numel() < LARGE or not is_plain(self.conv) or not may_keep(self, [weight]):
+            return self.conv(image_map)
+        kept = self.kept.get(None, [weight], lambda: weight.contiguous(memory_format=torch.channels_last))
+        return F.conv2d(image_map, kept, self.conv.bias, self.conv.stride, self.conv.padding)
+
+    def train(self, mode: bool = True) -> "Downsample":
+        if mode:
+            self.kept.drop()
+        return super().train(mode)
 
     def pad(self, image_map: Tensor) -> Tensor:
         """Zeros right and bottom, up to a multiple of the patch."""

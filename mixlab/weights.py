@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import pickle
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +34,7 @@ LISTED = 10  # how many keys of a kind an error names
 # fields of a config that say nothing about what the weights compute
 FREE_FIELDS = (
     *("name", "family", "paper", "image_size", "num_classes", "drop_path", "init", "preprocessing", "reported"),
-    "taps",
+    *("taps", "recipe"),
 )
 
 
@@ -140,8 +141,6 @@ def load_weights(
         loaded_classifier = not any(tensors[key] is own[key] for key in own if key.startswith(CLASSIFIER))
         member.load_state_dict(tensors, assign=any(value.is_meta for value in own.values()))
         adopt(member, part, loaded_classifier=loaded_classifier)
-    if isinstance(backbone, Ensemble):
-        backbone.class_names = backbone.members[0].class_names
 
 
 def fitting(
@@ -161,18 +160,18 @@ def fitting(
 
 def members_of(model: Ensemble, checkpoint: Checkpoint) -> list[tuple[Backbone, Checkpoint]]:
     """Each member of an ensemble with its share of a checkpoint."""
-    tensors = {f"members.{key}" if key[0].isdigit() else key: value for key, value in unwrap(checkpoint).items()}
+    matches = {key: re.search(r"(?:^|\.)members\.(\d+)\.(.+)$", key) for key in checkpoint.tensors}
+    found = len({match[1] for match in matches.values() if match})
     configs = checkpoint.about.configs or (None,) * len(model.members)
-    found = len({key.split(".")[1] for key in tensors})
-    if found != len(model.members) or len(configs) != found:
+    if not all(matches.values()) or found != len(model.members) or len(configs) != found:
         raise WeightsError(
             f"{checkpoint.origin} holds {found} members; {model.config.name!r} has {len(model.members)}. Weights of a "
             f"single model go into a member: load_weights(model.members[0], ...)."
         )
     parts = []
     for index, (member, config) in enumerate(zip(model.members, configs, strict=True)):
-        start = f"members.{index}."
-        share = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+        own = {match[2]: key for key, match in matches.items() if match and int(match[1]) == index}
+        share = {name: checkpoint.tensors[key] for name, key in own.items()}
         about = replace(checkpoint.about, configs=() if config is None else (config,), ensemble=None)
         parts.append((member, Checkpoint(f"{checkpoint.origin}, member {index},", share, about)))
     return parts

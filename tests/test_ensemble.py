@@ -99,3 +99,27 @@ def test_named_ensembles_take_overrides() -> None:
     names = [one.config.name for one in model.members]
     assert names == ["hpx_former_s18", "convformer_s18", "hb_former_s18", "caformer_s18"]
     assert all(one.config.num_classes == 3 for one in model.members)
+
+
+def test_one_member_is_an_ensemble_too_and_ensembles_do_not_nest(tmp_path: Path) -> None:
+    single = mixlab.Ensemble([member()]).eval()
+    mixlab.save_weights(single, tmp_path / "one.safetensors")
+    torch.testing.assert_close(mixlab.create_model(weights=tmp_path / "one.safetensors").eval()(IMAGE), single(IMAGE))
+    with pytest.raises(ConfigError, match="different single models"):
+        mixlab.Ensemble([single, member()])
+    twice = member()
+    with pytest.raises(ConfigError, match="different single models"):
+        mixlab.Ensemble([twice, twice])
+    with pytest.raises(WeightsError, match="holds 0 members"):
+        mixlab.load_weights(single, {"weight": torch.ones(3), "bias": torch.ones(3)})
+
+
+def test_facts_are_those_of_the_members() -> None:
+    model = pair()
+    model.members[0].class_names = tuple("abcde")
+    assert model.class_names == tuple("abcde")
+    model.members[1].class_names = tuple("vwxyz")
+    with pytest.raises(ConfigError, match="different classes"):
+        _ = model.class_names
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(IMAGE), model.embed(IMAGE))

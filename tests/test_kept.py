@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mixlab import kept
-from mixlab.kept import Kept, same
+from mixlab.kept import Kept, same, unchanged
 
 
 def test_a_value_is_made_once_until_a_source_or_the_key_changes() -> None:
@@ -44,6 +44,8 @@ def test_same_means_the_same_bits(with_library: bool, monkeypatch: pytest.Monkey
     assert not same(one, other.T.contiguous().view(4, 5))
     other[3, 4] += 1e-3
     assert not same(one, other)
-    assert not same(one, one.double())
-    assert not same(one, one[:3])
     assert same(torch.empty(0), torch.empty(0))
+    assert unchanged([one], [one.clone()])
+    assert not unchanged([one], [one.double()])
+    assert not unchanged([one], [one[:3]])
+    assert not unchanged([one], [one, one])

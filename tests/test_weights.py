@@ -403,3 +403,16 @@ def test_a_foreign_position_table_is_taken_for_a_square_one() -> None:
     side = int(square.shape[1] ** 0.5)
     expected = resample_table(square.unflatten(1, (side, side)), Grid(*table.shape[1:3]))
     torch.testing.assert_close(table, expected)
+
+
+@pytest.mark.parametrize("name", ["hb_former_s18", "hpx_former_s18"])
+def test_released_hyena_files_load_at_another_image_size(name: str) -> None:
+    record = json.loads((GOLDEN / f"{name}.json").read_text())
+    tensors = {key: torch.from_numpy(value) for key, value in fill.state_dict(record).items()}
+    bands = (16, 16, 24, 32)
+    mixers = [{"name": "hyena_pixel", "bands": band} for band in bands]  # kernels that follow from the image size
+    options = {"mixers": mixers} if name.startswith("hpx") else {}
+    model = mixlab.create_model(name, image_size=96, **options)
+    mixlab.load_weights(model, tensors)
+    positions = model.get_parameter("stages.0.blocks.0.token.branches.0.mixer.conv.filter.positions")
+    assert positions.shape[0] == (47 if name.startswith("hpx") else 2 * 24 * 24 - 1)

@@ -5,6 +5,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +17,7 @@ from mixlab.errors import require
 from mixlab.grid import Grid
 from mixlab.guards import without_autocast
 from mixlab.kept import Kept, may_keep
+from mixlab.layers import is_plain
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.modules import Modules
 from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d
@@ -55,8 +57,8 @@ class HyenaOptions:
 class HyenaPixelOptions:
     """As for Hyena, and `kernel`: a side or (height, width), by default so large that every place sees every other at
     the model's own image size. `filter`: "separable" has explicit k x 1 and 1 x k kernels. `features` of the positions:
-    of both axes, or of the taps row by row. `larger` grids: zeros around ("pad"), or a kernel that grows with the grid
-    ("resample").
+    of both axes, or of the taps row by row. `larger` grids: zeros around ("pad"), or a kernel that grows until every
+    place sees every other ("resample").
     """
 
     kernel: int | tuple[int, ...] | None = None
@@ -115,14 +117,30 @@ def distance_2d(height: int, width: int) -> Tensor:
 # -- the filter ----------------------------------------------------------------------------------
 
 
+TapsOf = Callable[[Grid], tuple[int, ...]]
+
+
+def taps_behind(grid: Grid) -> tuple[int, ...]:
+    return (grid.image_tokens,)
+
+
+def taps_both_ways(grid: Grid) -> tuple[int, ...]:
+    return (2 * grid.image_tokens - 1,)
+
+
+def taps_around(grid: Grid) -> tuple[int, ...]:
+    return (2 * grid.height - 1, 2 * grid.width - 1)
+
+
 class ImplicitFilter(nn.Module):
     """Kernels (taps..., C) from a network with sine activations over position features, faded out with the distance.
 
     The features are learned in every variant. Over the plane (`window` "learned") so are the decay and a shift of it,
-    and the distances are frozen parameters, as in the released code; along a sequence both are constants.
+    and the distances are frozen parameters, as in the released code; along a sequence both are constants. `taps_of`
+    tells the taps for a grid where these follow from it: then weights of another image size can be resampled.
     """
 
-    undecayed = ("positions",)
+    undecayed = ("positions", "distance")
 
     def __init__(
         self,
@@ -135,9 +153,10 @@ class ImplicitFilter(nn.Module):
         layers: int,
         window: Literal["fixed", "learned"],
         causal: bool,
+        taps_of: TapsOf | None,
     ) -> None:
         super().__init__()
-        self.causal = causal
+        self.causal, self.taps_of = causal, taps_of
         self.positions = nn.Parameter(positions)
         widths = [positions.shape[-1], *[hidden] * (layers + 1)]
         self.linears: Modules[nn.Linear] = Modules(
@@ -160,7 +179,7 @@ class ImplicitFilter(nn.Module):
 
     def forward(self, taps: tuple[int, ...]) -> Tensor:
         """The kernels with so many taps per axis: the features and distances are resampled to them."""
-        positions, distance = self.resample(self.positions, taps), self.resample(self.distance, taps)
+        positions, distance = self.resample(self.positions, taps), self.resample(self.distance.detach(), taps)
         with without_autocast(self.positions):
             if torch.is_grad_enabled() or torch.compiler.is_compiling() or distance.numel() <= TAPS_AT_ONCE:
                 return self.network(positions) * self.window(distance)
@@ -174,13 +193,17 @@ class ImplicitFilter(nn.Module):
         """(taps..., E) to (taps..., C)."""
         hidden = full(positions)
         for linear, frequency in zip(self.linears, self.frequencies, strict=True):
-            hidden = torch.sin(full(frequency) * F.linear(hidden, full(linear.weight), full(linear.bias)))
-        return F.linear(hidden, full(self.out.weight))
+            hidden = torch.sin(full(frequency) * full_linear(linear, hidden))
+        return full_linear(self.out, hidden)
 
     def window(self, distance: Tensor) -> Tensor:
         """exp(-decay * distance) + shift (Eqs. 3 and 6), (taps..., C)."""
         faded = torch.exp(-full(distance)[..., None] * full(self.decay).abs())
         return faded if self.shift is None else faded + full(self.shift)
+
+    def is_plain(self) -> bool:
+        """Whether nobody listens to the filter or its layers."""
+        return all(is_plain(module) for module in (self, self.out, *self.linears))
 
     def sources(self) -> list[Tensor]:
         """Everything that the kernels are made from. Asking the module for it would take as long as using it."""
@@ -196,14 +219,32 @@ class ImplicitFilter(nn.Module):
     def resize(self, name: str, value: Tensor, source: Grid | None) -> Tensor:
         """Stored features or distances of another number of taps."""
         own = getattr(self, name)
-        if name not in ("positions", "distance") or value.ndim != own.ndim or value.shape[2:] != own.shape[2:]:
+        axes = len(self.taps)
+        if name not in ("positions", "distance") or value.ndim != own.ndim or value.shape[axes:] != own.shape[axes:]:
             return value  # for the caller to report
-        return self.resample(value, self.taps)
+        return self.resample(value, self.taps) if self.fits(tuple(value.shape[:axes]), source) else value
+
+    def fits(self, taps: tuple[int, ...], source: Grid | None) -> bool:
+        """Whether so many taps belong to a model of another image size, and not to another kind of kernel."""
+        if taps == self.taps or self.taps_of is None:
+            return taps == self.taps
+        if source is not None:
+            return taps == self.taps_of(source)
+        tokens = taps[0] if self.causal else (taps[0] + 1) // 2
+        side = math.isqrt(tokens) if len(taps) == 1 else tokens
+        return taps == self.taps_of(Grid(side, side))  # files of other code belong to square images
 
 
 def full(values: Tensor) -> Tensor:
     """Filters are made in float32 at least."""
     return values if values.dtype is torch.float64 else values.float()
+
+
+def full_linear(linear: nn.Linear, x: Tensor) -> Tensor:
+    """The layer itself, unless its weights have fewer digits."""
+    if linear.weight.dtype in (torch.float32, torch.float64):
+        return linear(x)
+    return F.linear(x, full(linear.weight), None if linear.bias is None else full(linear.bias))
 
 
 # -- the long convolution ------------------------------------------------------------------------
@@ -232,7 +273,7 @@ class LongConv(nn.Module):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         sources = [self.bias, *self.filter.sources()]
-        if self.reuse and may_keep(self, sources):
+        if self.reuse and may_keep(self, sources) and self.filter.is_plain():
             kernel = self.kept.get(grid, sources, lambda: self.to_keep(grid))
         else:
             kernel = self.kernel(grid)
@@ -265,7 +306,7 @@ class SequenceConv(LongConv):
     """Along the tokens, whose number decides the taps."""
 
     def taps_for(self, grid: Grid) -> tuple[int, ...]:
-        return (grid.image_tokens if self.filter.causal else 2 * grid.image_tokens - 1,)
+        return taps_behind(grid) if self.filter.causal else taps_both_ways(grid)
 
     def prepare(self, kernel: Tensor, grid: Grid) -> Prepared:
         return prepare_1d(kernel, grid.image_tokens, causal=self.filter.causal, form=self.form)
@@ -275,19 +316,16 @@ class SequenceConv(LongConv):
 
 
 class PlaneConv(LongConv):
-    """Over the plane. On grids larger than `reference` the kernel may grow as they do."""
+    """Over the plane. A kernel that grows is as large as it takes for every place to see every other."""
 
-    def __init__(
-        self, filter: ImplicitFilter, dim: int, reference: Grid, *, grows: bool, form: Form | None, reuse: bool
-    ) -> None:
+    def __init__(self, filter: ImplicitFilter, dim: int, *, grows: bool, form: Form | None, reuse: bool) -> None:
         super().__init__(filter, dim, form=form, reuse=reuse)
-        self.reference, self.grows = Grid(reference.height, reference.width), grows
+        self.grows = grows
 
     def taps_for(self, grid: Grid) -> tuple[int, ...]:
         if not self.grows:
             return self.filter.taps
-        sides = zip(self.filter.taps, grid[:2], self.reference[:2], strict=True)
-        return tuple(max(taps, 2 * round((taps + 1) / 2 * size / own) - 1) for taps, size, own in sides)
+        return tuple(max(sides) for sides in zip(self.filter.taps, taps_around(grid), strict=True))
 
     def prepare(self, kernel: Tensor, grid: Grid) -> Prepared:
         return prepare_2d(kernel, grid.height, grid.width, form=self.form)
@@ -367,7 +405,8 @@ class Hyena(Mixer):
 
 def sequence_stage(options: HyenaOptions, dim: int, depth: int, grid: Grid, *, causal: bool) -> StageParts:
     """Mixers along the tokens. The features begin with the time, as in the released code."""
-    taps = grid.image_tokens if causal else 2 * grid.image_tokens - 1
+    taps_of = taps_behind if causal else taps_both_ways
+    (taps,) = taps_of(grid)
     period = grid.image_tokens if causal else 2 * grid.image_tokens
 
     def mixer() -> Hyena:
@@ -381,6 +420,7 @@ def sequence_stage(options: HyenaOptions, dim: int, depth: int, grid: Grid, *, c
             layers=options.layers,
             window="fixed",
             causal=causal,
+            taps_of=taps_of,
         )
         conv = SequenceConv(filter, dim, form=options.form, reuse=options.reuse)
         return Hyena(dim, conv, (1, options.short), causal=causal, gate_first=True, norm=options.norm)
@@ -400,7 +440,7 @@ def build_bidirectional_stage(options: HyenaOptions, dim: int, depth: int, refer
 
 @MIXERS.register("hyena_pixel", HyenaPixelOptions)
 def build_plane_stage(options: HyenaPixelOptions, dim: int, depth: int, reference_grid: Grid) -> StageParts:
-    given = options.kernel or (2 * reference_grid.height - 1, 2 * reference_grid.width - 1)
+    given = options.kernel or taps_around(reference_grid)
     height, width = (given, given) if isinstance(given, int) else given
 
     def conv() -> PlaneConv | SeparableConv:
@@ -418,9 +458,10 @@ def build_plane_stage(options: HyenaPixelOptions, dim: int, depth: int, referenc
             layers=options.layers,
             window="learned",
             causal=False,
+            taps_of=None if options.kernel else taps_around,
         )
         grows = options.larger == "resample"
-        return PlaneConv(filter, dim, reference_grid, grows=grows, form=options.form, reuse=options.reuse)
+        return PlaneConv(filter, dim, grows=grows, form=options.form, reuse=options.reuse)
 
     short = (options.short, options.short)
     return StageParts.of(

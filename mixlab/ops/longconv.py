@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Callable
 from importlib import resources
+from operator import index
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mixlab.guards import without_autocast
+from mixlab.guards import may_overwrite, without_autocast
 
 Form = Literal["direct", "matrix", "fft"]
 FFT_NUMBERS = 2**20  # real numbers that are transformed at once: 4 MB
@@ -74,13 +75,15 @@ def long_conv_2d(x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, form:
 
 def prepare_1d(kernel: Tensor, length: int, *, causal: bool = False, form: Form | None = None) -> Prepared:
     """A kernel (K, C) for sequences of one length; the form is the one that is known to be fastest unless given."""
-    (span,), kernel = fit(kernel, (length,), (0 if causal else len(kernel) // 2,))
+    length, taps = index(length), index(kernel.shape[0])  # a compiler shall take sizes as they are
+    (span,), kernel = fit(kernel, (length,), (0 if causal else taps // 2,))
     return prepare(kernel, (span,), form or fastest((length,), (span.taps,)))
 
 
 def prepare_2d(kernel: Tensor, height: int, width: int, *, form: Form | None = None) -> Prepared:
     """The same of a kernel (KH, KW, C) for maps of one size."""
-    centres = (kernel.shape[0] // 2, kernel.shape[1] // 2)
+    height, width = index(height), index(width)
+    centres = (index(kernel.shape[0]) // 2, index(kernel.shape[1]) // 2)
     spans, kernel = fit(kernel, (height, width), centres)
     return prepare(kernel, spans, form or fastest((height, width), tuple(span.taps for span in spans)))
 
@@ -109,7 +112,7 @@ def fit(kernel: Tensor, sizes: tuple[int, ...], centres: tuple[int, ...]) -> tup
     """The taps that can meet a place: those beyond the other end of the input cannot."""
     spans = []
     for axis, (size, centre) in enumerate(zip(sizes, centres, strict=True)):
-        future, past = min(centre, size - 1), min(kernel.shape[axis] - 1 - centre, size - 1)
+        future, past = min(centre, size - 1), min(index(kernel.shape[axis]) - 1 - centre, size - 1)
         kernel = kernel.narrow(axis, centre - future, future + 1 + past)
         spans.append(Span(size, future, past))
     return tuple(spans), kernel
@@ -143,9 +146,12 @@ def prepare_fft(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
 
 def convolve_fft(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     """Some channels at a time, so that large inputs need little memory beside themselves."""
-    numbers = len(x) * math.prod(good_sizes(spans))
-    group = max(1, FFT_NUMBERS // numbers)
-    if group >= x.shape[-1] or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not may_overwrite():
+        return transform(x, kernel, spans).contiguous()
+    if not x.numel():
+        return x
+    group = max(1, FFT_NUMBERS // max(1, x.shape[0] * math.prod(good_sizes(spans))))
+    if group >= x.shape[-1]:
         return transform(x, kernel, spans).contiguous()
     out = torch.empty_like(x)
     for part, its, target in zip(x.split(group, -1), kernel.split(group), out.split(group, -1), strict=True):
@@ -156,7 +162,7 @@ def convolve_fft(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
 def transform(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     axes, sizes = tuple(range(2, 2 + len(spans))), good_sizes(spans)
     spectrum = torch.fft.rfftn(x.movedim(-1, 1).contiguous(), sizes, axes)
-    spectrum = spectrum * kernel if torch.is_grad_enabled() else spectrum.mul_(kernel)
+    spectrum = spectrum.mul_(kernel) if may_overwrite() else spectrum * kernel
     out = torch.fft.irfftn(spectrum, sizes, axes)
     for axis, span in zip(axes, spans, strict=True):
         out = out.narrow(axis, span.future, span.size)
@@ -193,7 +199,7 @@ def prepare_matrix(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
 
 def convolve_matrix(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     rows, columns = both(spans)
-    batch, channels, halves = len(x), x.shape[-1], columns.period // 2 + 1
+    batch, channels, halves = x.shape[0], x.shape[-1], columns.period // 2 + 1
     image = x.reshape(batch, rows.size, columns.size, channels)
     product = complex_product(spectrum(image, rows.period, columns.period), kernel)
     back = constant(inverse, rows.size, rows.period, like=x)  # (2H, 2n)
@@ -220,15 +226,15 @@ def spectrum(x: Tensor, rows: int, columns: int, top: int = 0, left: int = 0) ->
 
 def left_product(matrix: Tensor, stack: Tensor) -> Tensor:
     """matrix @ each of (X, rows, columns), without a copy of either."""
-    if len(stack) == 1:  # a stack of one would be computed on one core
+    if not torch.compiler.is_compiling() and len(stack) == 1:  # a stack of one would be computed on one core
         return (matrix @ stack[0])[None]
-    return torch.bmm(matrix.expand(len(stack), -1, -1), stack)
+    return torch.bmm(matrix.expand(stack.shape[0], -1, -1), stack)
 
 
 def complex_product(spectrum: Tensor, kernel: Tensor) -> Tensor:
     """(B, 2, ...) times (2, ...)."""
     (a, b), (c, d) = spectrum.unbind(1), kernel.unbind(0)
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not may_overwrite():
         return torch.stack([a * c - b * d, a * d + b * c], 1)
     out = torch.empty_like(spectrum)
     torch.mul(a, c, out=out[:, 0]).addcmul_(b, d, value=-1)

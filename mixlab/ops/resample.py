@@ -44,7 +44,8 @@ def resample_taps(values: Tensor, size: int, *, axis: int, centred: bool) -> Ten
     given = values.shape[axis]
     if given == size:
         return values
-    places = torch.linspace(0, given - 1, size, dtype=torch.float64, device=values.device)
+    dtype = torch.float32 if values.device.type == "mps" else torch.float64
+    places = torch.linspace(0, given - 1, size, dtype=dtype, device=values.device)
     if size == 1 and centred:
         places = places + (given - 1) / 2
     below = places.floor().long()

@@ -138,3 +138,4 @@ def test_a_whole_model_is_one_graph_with_the_same_outputs_and_gradients(name: st
     captured = torch.compile(model, fullgraph=True, backend="aot_eager")
     check_outputs(model, captured, image)
     check_gradients(model, captured, image, parameters)
+    check_outputs(model, captured, torch.randn(3, 3, 48, 33))  # sizes that the first graph does not know

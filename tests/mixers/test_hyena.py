@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import mixlab
-from mixlab.errors import ConfigError
+from mixlab.errors import ConfigError, WeightsError
 from mixlab.grid import Grid
 from mixlab.mixers import MIXERS, Mixer
 from mixlab.mixers.hyena import Hyena, LongConv, PlaneConv, distance_1d, distance_2d, features_1d, features_2d
@@ -310,3 +310,54 @@ def test_filters_work_under_function_transforms() -> None:
 def test_impossible_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MIXERS.parse({"name": "hyena_pixel", **options})
+
+
+@pytest.mark.parametrize("form", ["direct", "matrix", "fft"])
+@pytest.mark.parametrize("name", ["hyena_bidirectional", "hyena_pixel"])
+def test_an_empty_batch_gives_an_empty_batch(name: str, form: str) -> None:
+    with torch.no_grad():
+        assert build(name, form=form)(torch.empty(0, 30, 6), REFERENCE).shape == (0, 30, 6)
+
+
+def test_distances_never_learn() -> None:
+    model = mixlab.create_model("hpx_former_pico", num_classes=3).requires_grad_(True)
+    model(torch.randn(1, 3, 32, 32)).sum().backward()
+    distances = {name: p for name, p in model.named_parameters() if name.endswith("distance")}
+    assert distances
+    assert all(p.grad is None for p in distances.values())
+    assert distances.keys() <= model.no_decay
+
+
+def test_kernels_of_another_kind_are_not_resampled() -> None:
+    small = mixlab.create_model("hpx_former_pico", mixers={"name": "hyena_pixel", "kernel": 3})
+    large = mixlab.create_model("hpx_former_pico", mixers={"name": "hyena_pixel", "kernel": 31})
+    with pytest.raises(WeightsError, match="mis-shaped"):
+        mixlab.load_weights(small, large.state_dict())
+    both_ways = mixlab.create_model("hpx_former_pico", mixers="hyena_bidirectional")
+    causal = mixlab.create_model("hpx_former_pico", mixers="hyena")
+    with pytest.raises(WeightsError, match="mis-shaped"):
+        mixlab.load_weights(causal, both_ways.state_dict())
+
+
+def test_hooks_on_the_filter_are_heard_after_it_was_kept() -> None:
+    mixer, tokens, heard = build("hyena_pixel").eval(), torch.randn(1, 30, 6), []
+    with torch.no_grad():
+        mixer(tokens, REFERENCE)
+        long_conv(mixer).filter.linears[0].register_forward_hook(lambda *_: heard.append(1))
+        mixer(tokens, REFERENCE)
+    assert heard
+
+
+def test_forward_derivatives_pass_through_kept_filters() -> None:
+    mixer, tokens = build("hyena_pixel").eval(), torch.randn(1, 30, 6)
+    with torch.no_grad():
+        mixer(tokens, REFERENCE)
+        bias = long_conv(mixer).bias
+
+        def run(value: Tensor) -> Tensor:
+            out = torch.func.functional_call(mixer, {"conv.bias": value}, (tokens, REFERENCE))
+            assert isinstance(out, Tensor)
+            return out
+
+        _, tangent = torch.func.jvp(run, (bias,), (torch.ones_like(bias),))
+    assert tangent.abs().sum() > 0
