@@ -106,6 +106,8 @@ def coerce(value: Any, hint: Any, what: str) -> Any:
     elif origin is tuple and isinstance(value, (list, tuple)):
         item = typing.get_args(hint)[0]
         return tuple(coerce(part, item, what) for part in value)
+    elif origin is dict and isinstance(value, Mapping):
+        return dict(value)
     elif hint is type(None) and value is None:
         return None
     elif dataclasses.is_dataclass(hint) and isinstance(value, Mapping):

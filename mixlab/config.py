@@ -80,6 +80,7 @@ class ModelConfig:
     init: str = "truncated_normal"
     preprocessing: Preprocessing = Preprocessing()
     taps: tuple[int, ...] = ()  # pyramid maps of a single stage: behind how many twelfths of its blocks
+    recipe: str = ""  # the one to train it with
     reported: tuple[Reported, ...] = ()
 
     @classmethod

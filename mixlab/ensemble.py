@@ -97,7 +97,7 @@ class Ensemble(Backbone):
         return replace(self.members[0].config, name=self.title, family="ensembles", reported=())
 
     @property
-    def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
+    def class_names(self) -> tuple[str, ...]:
         named = {member.class_names for member in self.members if member.class_names}
         if len(named) > 1:
             raise ConfigError(f"The members of {self.title!r} were trained on different classes: {sorted(named)}.")

@@ -411,7 +411,7 @@ def test_released_hyena_files_load_at_another_image_size(name: str) -> None:
     tensors = {key: torch.from_numpy(value) for key, value in fill.state_dict(record).items()}
     bands = (16, 16, 24, 32)
     mixers = [{"name": "hyena_pixel", "bands": band} for band in bands]  # kernels that follow from the image size
-    options = {"mixers": mixers} if name.startswith("hpx") else {}
+    options: dict[str, Any] = {"mixers": mixers} if name.startswith("hpx") else {}
     model = mixlab.create_model(name, image_size=96, **options)
     mixlab.load_weights(model, tensors)
     positions = model.get_parameter("stages.0.blocks.0.token.branches.0.mixer.conv.filter.positions")

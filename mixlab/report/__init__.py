@@ -1,0 +1,34 @@
+"""Comparisons of models: the numbers, what they recommend, and the table and page made from them."""
+
+from mixlab.report.frontier import Recommendation, frontier, recommend
+from mixlab.report.page import render_page, write_page
+from mixlab.report.results import (
+    Budget,
+    Comparison,
+    ModelResult,
+    Point,
+    describe_machine,
+    read_comparison,
+    write_comparison,
+)
+from mixlab.report.table import comparison_rows, csv_text, markdown_text, write_csv, write_markdown
+
+__all__ = [
+    "Budget",
+    "Comparison",
+    "ModelResult",
+    "Point",
+    "Recommendation",
+    "comparison_rows",
+    "csv_text",
+    "describe_machine",
+    "frontier",
+    "markdown_text",
+    "read_comparison",
+    "recommend",
+    "render_page",
+    "write_comparison",
+    "write_csv",
+    "write_markdown",
+    "write_page",
+]

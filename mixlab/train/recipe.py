@@ -3,9 +3,10 @@
 import copy
 import fnmatch
 import functools
+import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib import resources
 from os import PathLike
 from pathlib import Path
@@ -13,6 +14,10 @@ from typing import Any, Literal
 
 from mixlab.choices import make, plain
 from mixlab.errors import ConfigError, near_misses, require
+
+
+def inside(*shares: float) -> bool:
+    return all(0 <= share < 1 for share in shares)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +37,13 @@ class Optimiser:
     layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"a learning rate above 0; got {self.lr}.")
+        require(0 < self.lr < math.inf, f"a learning rate above 0; got {self.lr}.")
         require(self.lr_divisor is None or self.lr_divisor > 0, f"an lr_divisor above 0; got {self.lr_divisor}.")
+        require(0 <= self.weight_decay < math.inf, f"a weight_decay of 0 or more; got {self.weight_decay}.")
+        require(len(self.betas) == 2 and inside(*self.betas), f"two betas in [0, 1); got {list(self.betas)}.")
+        require(0 < self.eps < 1, f"an optimiser eps in (0, 1); got {self.eps}.")
+        require(self.clip_norm is None or self.clip_norm > 0, f"a clip_norm above 0, or none; got {self.clip_norm}.")
         require(0 < self.layer_decay <= 1, f"a layer_decay in (0, 1]; got {self.layer_decay}.")
-        require(len(self.betas) == 2, f"two betas; got {self.betas}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +61,29 @@ class Schedule:
 
     def __post_init__(self) -> None:
         require((self.epochs is None) != (self.updates is None), "either epochs or updates in the schedule.")
-        require((self.epochs or self.updates or 0) >= 1, f"a schedule of one epoch or update or more; got {self}.")
+        length, unit = (self.updates, "updates") if self.epochs is None else (self.epochs, "epochs")
+        warmup = self.warmup_updates if self.epochs is None else self.warmup_epochs
+        require(length is not None and length >= 1, f"a schedule of 1 or more {unit}; got {length}.")
         require(not (self.warmup_epochs and self.warmup_updates), "a warm-up in epochs or in updates, not both.")
-        require(self.epochs is None or self.warmup_epochs <= self.epochs, f"a warm-up within the epochs; got {self}.")
+        require(warmup <= (length or 0), f"warmup_{unit} within the {length} {unit} of the schedule; got {warmup}.")
+        counts = (self.warmup_epochs, self.warmup_updates, self.cooldown_epochs)
+        require(min(counts) >= 0, f"a warm-up and a cool-down of 0 or more; got {counts}.")
+        rates = (self.warmup_lr, self.min_lr)
+        require(all(0 <= rate < math.inf for rate in rates), f"warmup_lr and min_lr of 0 or more; got {rates}.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What happens to training images. `randaugment` and `jitter` are in timm's words.
+    """What happens to training images. `randaugment` is in timm's words.
 
     `crop`: a random part of the image ("random_resized", with `scale` and `ratio`), the whole image squeezed into the
-    size ("squash"), resized and cropped at the centre as in evaluation ("centre"), or padded by `padding` of the side
-    and cropped at random ("padded").
+    size ("squash"), resized and cropped at the centre as in evaluation ("centre"), padded by `padding` of the side
+    and cropped at random ("padded"), or resized by a random factor from `scale` and cropped at random ("rescaled").
+    `three_augment` is DeiT III's: grey, solarised or blurred with a sigma of 0.1 to 2, each with the same chance.
+    `jitter` is how far brightness, contrast, saturation and hue may move.
     """
 
-    crop: Literal["random_resized", "squash", "centre", "padded"] = "random_resized"
+    crop: Literal["random_resized", "squash", "centre", "padded", "rescaled"] = "random_resized"
     scale: tuple[float, ...] = (0.08, 1.0)
     ratio: tuple[float, ...] = (3 / 4, 4 / 3)
     padding: float = 0.125
@@ -76,6 +92,7 @@ class Augmentation:
     randaugment: str | None = None  # such as "rand-m9-mstd0.5-inc1"
     three_augment: bool = False
     jitter: tuple[float, ...] | None = None
+    jitter_probability: float = 1.0
     erasing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -85,17 +102,55 @@ class Augmentation:
     repeats: int = 1  # copies of a sample in an epoch, each augmented anew; the epoch stays as long
 
     def __post_init__(self) -> None:
-        shares = (self.flip, self.erasing, self.mix_probability, self.switch_probability, self.label_smoothing)
-        require(all(0 <= share <= 1 for share in shares), f"probabilities between 0 and 1; got {self}.")
+        for name in (*("flip", "jitter_probability", "erasing", "mix_probability"), "switch_probability"):
+            require(0 <= getattr(self, name) <= 1, f"a probability for {name}; got {getattr(self, name)}.")
+        require(inside(self.label_smoothing), f"a label_smoothing in [0, 1); got {self.label_smoothing}.")
+        for name in ("scale", "ratio"):
+            span = getattr(self, name)
+            require(len(span) == 2 and 0 < span[0] <= span[1], f"a rising pair for {name}; got {list(span)}.")
+        require(self.crop == "rescaled" or self.scale[1] <= 1, f"a scale up to 1; got {list(self.scale)}.")
+        require(0 <= self.padding <= 1, f"a padding between 0 and 1 of the side; got {self.padding}.")
+        require(self.mixup >= 0 and self.cutmix >= 0, f"mixup, cutmix of 0 or more; got {self.mixup}, {self.cutmix}.")
+        require(self.jitter is None or len(self.jitter) == 4, f"four numbers for jitter; got {self.jitter}.")
+        randaugment = self.randaugment is None or self.randaugment.startswith("rand-")
+        require(randaugment, f"a randaugment such as 'rand-m9-mstd0.5-inc1'; got {self.randaugment!r}.")
+        require(not (self.randaugment and self.three_augment), "randaugment or three_augment, not both.")
         require(self.repeats >= 1, f"repeats of 1 or more; got {self.repeats}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Everything about a training run but the model and the data. None means the model's own value.
+class Sweep:
+    """What a transfer tries on the validation split before it trains with the best learning rate."""
 
-    `models` holds changes for models by shell pattern of their names, in the order in which they apply.
+    lr: tuple[float, ...]
+    seeds: int = 5
+
+    def __post_init__(self) -> None:
+        require(bool(self.lr) and min(self.lr) > 0, f"learning rates above 0 to try; got {list(self.lr)}.")
+        require(self.seeds >= 1, f"seeds of 1 or more; got {self.seeds}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segmentation:
+    """The decoder on a backbone's maps and how whole images are evaluated.
+
+    A window slides by `stride`; `scales` and `flip` are of the multi-scale evaluation. The auxiliary head reads map
+    number `auxiliary_map`, counted from 0.
     """
+
+    decoder: Literal["upernet", "linear"] = "upernet"
+    width: int = 384
+    auxiliary_weight: float = 0.4
+    auxiliary_width: int = 384
+    auxiliary_map: int = 2
+    stride: int = 341
+    scales: tuple[float, ...] = (0.75, 1.0, 1.25, 1.5, 1.75)
+    flip: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything about a training run but the model and the data. None means the model's own value."""
 
     name: str
     source: str = ""  # paper and table
@@ -103,6 +158,8 @@ class Recipe:
     optimiser: Optimiser
     schedule: Schedule
     augmentation: Augmentation = Augmentation()
+    sweep: Sweep | None = None
+    segmentation: Segmentation | None = None
     batch_size: int  # of all processes and accumulated steps together
     image_size: int | None = None
     eval_crop: float | None = None
@@ -110,17 +167,39 @@ class Recipe:
     precision: Literal["float32", "bf16", "float16"] = "float32"
     ema_decay: float | None = None
     drop_path: float | None = None
+    drop_path_schedule: Literal["ramp", "constant"] | None = None
     head_dropout: float | None = None
     train_only: Literal["all", "head"] = "all"
-    models: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, f"a batch_size of 1 or more; got {self.batch_size}.")
         require(self.ema_decay is None or 0 < self.ema_decay < 1, f"an ema_decay in (0, 1); got {self.ema_decay}.")
+        require(self.eval_crop is None or 0 < self.eval_crop <= 1, f"an eval_crop in (0, 1]; got {self.eval_crop}.")
+        for name in ("drop_path", "head_dropout"):
+            require(inside(getattr(self, name) or 0.0), f"a {name} in [0, 1); got {getattr(self, name)}.")
+        for name in ("image_size", "eval_image_size"):
+            side = getattr(self, name)
+            require(side is None or side >= 1, f"an {name} of 1 px or more; got {side}.")
 
     def plain(self) -> dict[str, Any]:
         """JSON- and TOML-ready data that `parse_recipe` turns back into this recipe."""
-        return plain(self)
+        return given(plain(self))
+
+
+PARTS: dict[str, type] = {
+    "optimiser": Optimiser,
+    "schedule": Schedule,
+    "augmentation": Augmentation,
+    "sweep": Sweep,
+    "segmentation": Segmentation,
+}
+ALTERNATIVES = [("epochs", "updates"), ("warmup_epochs", "warmup_updates")]  # of a schedule: one replaces the other
+
+
+def given(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without what is None, at every level: TOML has no word for it."""
+    kept = {key: value for key, value in row.items() if value is not None}
+    return {key: given(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
 
 
 def parse_recipe(row: Mapping[str, Any], what: str) -> Recipe:
@@ -134,8 +213,7 @@ def recipe_rows() -> dict[str, dict[str, Any]]:
     found = {}
     for file in sorted((resources.files("mixlab") / "configs" / "recipes").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
-            name = file.name.removesuffix(".toml")
-            found[name] = {"name": name, **tomllib.loads(file.read_text(encoding="utf-8"))}
+            found[file.name.removesuffix(".toml")] = tomllib.loads(file.read_text(encoding="utf-8"))
     return found
 
 
@@ -145,31 +223,52 @@ def list_recipes(pattern: str = "*") -> list[str]:
 
 def load_recipe(name: str | PathLike[str], *, model: str = "", changes: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe by name or from a TOML file, with its entries for a model and then `changes` ("optimiser.lr": 1e-3)."""
-    if str(name) in recipe_rows():
-        row = copy.deepcopy(recipe_rows()[str(name)])
-    elif Path(name).suffix == ".toml":
-        row = read_recipe(Path(name))
-    else:
-        raise ConfigError(
-            f"Unknown recipe {str(name)!r}. {near_misses(str(name), recipe_rows())} Or give a file that ends in .toml."
-        )
-    what = f"recipe {row['name']!r}"
-    for pattern, own in parse_recipe(row, what).models.items():
-        if fnmatch.fnmatch(model, pattern):
-            for key, value in flat(own).items():
-                put(row, key, value, what)
-    for key, value in (changes or {}).items():
-        put(row, key, value, what)
-    return parse_recipe(row, what)
+    published = str(name) in recipe_rows()
+    if not published and Path(name).suffix != ".toml":
+        hint = near_misses(str(name), recipe_rows())
+        raise ConfigError(f"Unknown recipe {str(name)!r}. {hint} Or give a file that ends in .toml.")
+    what = f"recipe {str(name)!r}"
+    row = resolve(recipe_rows()[str(name)] if published else read_recipe(Path(name)), model, what)
+    merge(row, changes or {}, what)
+    return parse_recipe({"name": Path(name).stem, **row}, what)
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
     try:
-        return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"The recipe file {path} cannot be read: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
+
+
+def resolve(file: Mapping[str, Any], model: str, what: str) -> dict[str, Any]:
+    """What a file says for one model: its `base`'s row, its own entries, then those of `models` that fit the name."""
+    own = copy.deepcopy(dict(file))
+    base, models = own.pop("base", None), own.pop("models", {})
+    if base is not None and (not isinstance(base, str) or base not in recipe_rows()):
+        raise ConfigError(f"Unknown base {base!r} of {what}. {near_misses(str(base), recipe_rows())}")
+    if not isinstance(models, dict) or not all(isinstance(entries, dict) for entries in models.values()):
+        raise ConfigError(f"The models of {what} must be tables [models.PATTERN] with keys of a recipe; got {models}.")
+    row = {} if base is None else resolve(recipe_rows()[base], model, f"recipe {base!r}")
+    merge(row, own, what)
+    for pattern, entries in models.items():
+        changed = copy.deepcopy(row)
+        merge(changed, entries, f"{what} for {pattern!r}")  # a wrong key is an error for every model
+        if fnmatch.fnmatch(model, pattern):
+            row = changed
+    return row
+
+
+def merge(row: dict[str, Any], changes: Mapping[str, Any], what: str) -> None:
+    """Set nested or dotted keys in a row."""
+    values = flat(changes)
+    for pair in ALTERNATIVES:
+        named = [name for name in pair if f"schedule.{name}" in values]
+        if len(named) == 1 and isinstance(row.get("schedule"), dict):
+            row["schedule"] = {key: value for key, value in row["schedule"].items() if key not in pair}
+    for key, value in values.items():
+        put(row, key, value, what)
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -182,19 +281,15 @@ def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def put(row: dict[str, Any], key: str, value: Any, what: str) -> None:
     """Set a dotted key; "none" takes an optional value away."""
-    *path, last = key.split(".")
-    place, known = row, [entry.name for entry in fields(Recipe)]
-    for part in path:
-        if part not in PARTS:
-            raise ConfigError(f"Unknown key {key!r} of {what}. {near_misses(part, [*PARTS, *known])}")
-        place, known = place.setdefault(part, {}), [entry.name for entry in fields(PARTS[part])]
+    part, dot, last = key.rpartition(".")
+    known = [entry.name for entry in fields(PARTS.get(part, Recipe))]
+    if dot and part not in PARTS:
+        raise ConfigError(f"Unknown key {key!r} of {what}. {near_misses(part, [*PARTS, *known])}")
     if last not in known:
         raise ConfigError(f"Unknown key {key!r} of {what}. {near_misses(last, known)}")
-    if last in LENGTHS:  # the one replaces the other
-        for other in LENGTHS:
-            place.pop(other, None)
+    if dot and row.get(part) is None:
+        row[part] = {}
+    place = row[part] if dot else row
+    if not isinstance(place, dict):
+        raise ConfigError(f"{part} of {what} must be a table with keys such as {last}; got {place!r}.")
     place[last] = None if value == "none" else value
-
-
-PARTS: dict[str, type] = {"optimiser": Optimiser, "schedule": Schedule, "augmentation": Augmentation}
-LENGTHS = ("epochs", "updates")

@@ -1,56 +1,16 @@
-"""The `mixlab` command: each verb reads its arguments, calls one function and prints."""
+"""`mixlab models` and `mixlab info`."""
 
 import json
-import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
-from rich import box
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from mixlab.errors import ConfigError, MixlabError, near_misses
-from mixlab.version import VERSION
-
-Row = Sequence[str]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; the exit code is 0, 2 for a user's error, 130 after Ctrl-C."""
-    parser, verbs = build_parser()
-    parsed = parser.parse_args(arguments)
-    try:
-        verbs[parsed.verb](parsed[parsed.verb])
-        sys.stdout.flush()
-    except MixlabError as error:
-        print(f"mixlab: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # such as a full disk behind the output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"mixlab: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def build_parser() -> tuple[ArgumentParser, dict[str, Callable[[Namespace], None]]]:
-    parser = ArgumentParser(
-        prog="mixlab", description="Vision backbones whose token mixer is a choice.", version=VERSION
-    )
-    subcommands = parser.add_subcommands(dest="verb", metavar="VERB")
-    verbs: dict[str, Callable[[Namespace], None]] = {}
-    for name, (function, describe) in {"models": (models, models_parser), "info": (info, info_parser)}.items():
-        subcommands.add_subcommand(name, describe(), help=(function.__doc__ or "").splitlines()[0])
-        verbs[name] = function
-    return parser, verbs
-
+from mixlab.cli.printing import billions, parse_size, show, wide_open, with_frozen
+from mixlab.errors import ConfigError, near_misses
 
 # -- mixlab models -------------------------------------------------------------------------------
 
@@ -165,48 +125,3 @@ def info(arguments: Namespace) -> None:
         told = [f"{row.params:g}M params" if row.params else "", f"{row.macs:g}G MACs" if row.macs else ""]
         told += [f"top-1 {row.top1:g}%" if row.top1 else "", f"after {row.pretraining}" if row.pretraining else ""]
         print(f"reported, {row.table}, {row.image_size} px: {', '.join(part for part in told if part)}")
-
-
-# -- printing ------------------------------------------------------------------------------------
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """'384' or '384x256' as (height, width)."""
-    sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdecimal() for side in sides):
-        raise ConfigError(f"An image size is a side such as 384, or HEIGHTxWIDTH such as 384x256; got {text!r}.")
-    return int(sides[0]), int(sides[-1])
-
-
-def millions(count: int, digits: int = 1) -> str:
-    return f"{count / 1e6:.{digits}f}"
-
-
-def with_frozen(params: int, frozen: int, digits: int) -> str:
-    """Trainable parameters, and behind a plus those that are never trained."""
-    return millions(params, digits) + (f" + {millions(frozen, digits)}" if frozen else "")
-
-
-def billions(count: int, digits: int = 2) -> str:
-    return f"{count / 1e9:.{digits}f}"
-
-
-def wide_open() -> bool:
-    """Whether a person watches: no progress bars into pipes."""
-    return sys.stderr.isatty()
-
-
-def show(header: Row, rows: Iterable[Row], *, right: Iterable[int]) -> None:
-    """A table; in a pipe without lines, colours or cut cells."""
-    to_person = sys.stdout.isatty()
-    table = Table(box=box.SIMPLE_HEAD if to_person else None, pad_edge=False, header_style="bold")
-    for index, title in enumerate(header):
-        table.add_column(title, justify="right" if index in set(right) else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    # a narrow terminal wraps long lines: names and numbers are never cut
-    Console(width=200 if to_person else 1000, soft_wrap=True).print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The 19 tasks of VTAB-1K from the folders that fine-tuning papers share: TASK/images and lists of 'path label'."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mixlab.data.kinds import FileData
+from mixlab.errors import DataError
+
+SPLIT_FILES = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt", "trainval": "train800val200.txt"}
+
+
+@dataclass(frozen=True)
+class Task:
+    category: Literal["natural", "specialized", "structured"]
+    classes: int
+
+
+TASKS = {
+    "caltech101": Task("natural", 102),
+    "cifar": Task("natural", 100),
+    "dtd": Task("natural", 47),
+    "oxford_flowers102": Task("natural", 102),
+    "oxford_iiit_pet": Task("natural", 37),
+    "sun397": Task("natural", 397),
+    "svhn": Task("natural", 10),
+    "diabetic_retinopathy": Task("specialized", 5),
+    "eurosat": Task("specialized", 10),
+    "patch_camelyon": Task("specialized", 2),
+    "resisc45": Task("specialized", 45),
+    "clevr_count": Task("structured", 8),
+    "clevr_dist": Task("structured", 6),
+    "dmlab": Task("structured", 6),
+    "dsprites_loc": Task("structured", 16),
+    "dsprites_ori": Task("structured", 16),
+    "kitti": Task("structured", 4),
+    "smallnorb_azi": Task("structured", 18),
+    "smallnorb_ele": Task("structured", 9),
+}
+
+
+def vtab_splits(task: str, root: Path) -> list[str]:
+    return [split for split in ("train", "val", "test") if (place(task, root) / SPLIT_FILES[split]).is_file()]
+
+
+def open_vtab(task: str, root: Path, split: str) -> FileData:
+    """A split, or "trainval" for all 1000 training images. Class names are the numbers in the lists."""
+    folder = place(task, root)
+    file, classes = folder / SPLIT_FILES[split], TASKS[task].classes
+    if not file.is_file():
+        raise DataError(f"{file} does not exist. {expected(task)}")
+    paths, labels = [], []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        path, _, label = line.strip().rpartition(" ")
+        if not path or not label.isdigit() or int(label) >= classes:
+            raise DataError(f"Line {number} of {file} is {line!r}; expected a path and a label under {classes}.")
+        paths.append(folder / path.strip())
+        labels.append(int(label))
+    return FileData(paths, labels, [str(number) for number in range(classes)])
+
+
+def place(task: str, root: Path) -> Path:
+    """The folder of a task: inside the root, or the root itself."""
+    return root / task if (root / task).is_dir() else root
+
+
+def expected(task: str) -> str:
+    return f"Expected {task}/{SPLIT_FILES['train']}, {SPLIT_FILES['val']}, {SPLIT_FILES['test']} and {task}/images."

@@ -1,0 +1,24 @@
+"""Files that appear under their name only when they are complete."""
+
+import os
+import tempfile
+from os import PathLike
+from pathlib import Path
+
+from mixlab.errors import MixlabError
+from mixlab.weights import current_umask
+
+
+def write_whole(path: str | PathLike[str], text: str) -> None:
+    target, temporary = Path(path), None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with open(handle, "w", encoding="utf-8", newline="") as opened:
+            opened.write(text)
+        os.chmod(temporary, 0o666 & ~current_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise MixlabError(f"Cannot write {target}: {error.strerror or error}.") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

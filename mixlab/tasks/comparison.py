@@ -1,0 +1,175 @@
+"""Which mixer for my data: the same recipe, data, epochs and seeds for a list of models, side by side."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from mixlab.data.open import open_data, splits
+from mixlab.errors import ConfigError, TrainingError
+from mixlab.evals.macs import macs
+from mixlab.evals.speed import latency_ms, measure_speed, peak_memory_mb
+from mixlab.evals.summary import count
+from mixlab.report import (
+    Budget,
+    Comparison,
+    ModelResult,
+    Point,
+    describe_machine,
+    read_comparison,
+    write_comparison,
+    write_csv,
+    write_page,
+)
+from mixlab.train.recipe import flat, load_recipe
+from mixlab.train.run import RESULT, RunResult, resume, train
+from mixlab.zoo import list_models
+
+RESULTS, PAGE, TABLE = "comparison.json", "comparison.html", "comparison.csv"
+SPEED_BATCH = 32
+
+
+def compare(
+    models: Sequence[str],
+    data: str | PathLike[str],
+    *,
+    out: str | PathLike[str],
+    recipe: str | PathLike[str] = "from_scratch_small",
+    changes: Mapping[str, Any] | None = None,
+    seeds: int = 1,
+    budget: Budget | None = None,
+    measure: bool = True,
+    progress: bool = True,
+    **settings: Any,
+) -> Comparison:
+    """Train every model with every seed and write the table and the page. Runs that are there already are kept."""
+    names = expand(models)
+    folder = Path(out)
+    images = check_before(names, data, recipe, changes, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    results = []
+    for name in names:
+        runs = []
+        for seed in range(seeds):
+            place = folder / name / f"seed{seed}"
+            runs.append(one_run(name, data, place, recipe, changes, progress=progress, seed=seed, **settings))
+            if runs[-1].stopped:
+                raise TrainingError(f"Stopped. The same command goes on where it was: {command()}")
+        results.append(model_result(runs, measure=measure))
+        comparison = assemble(results, data, recipe, changes, seeds, runs[0], budget, images)
+        write_comparison(comparison, folder / RESULTS)  # after every model, so that nothing is lost
+    write_page(comparison, folder / PAGE)
+    write_csv(comparison, folder / TABLE)
+    return comparison
+
+
+def expand(models: Sequence[str]) -> list[str]:
+    """Names and shell patterns as names."""
+    found: list[str] = []
+    for pattern in models:
+        names = list_models(pattern)
+        if not names:
+            raise ConfigError(f"No model matches {pattern!r}. `mixlab models` lists all.")
+        found += [name for name in names if name not in found]
+    return found
+
+
+def check_before(
+    names: Sequence[str], data: str | PathLike[str], recipe: Any, changes: Mapping[str, Any] | None, folder: Path
+) -> int:
+    """Everything that can be wrong with data and recipe, before the first model trains; the images that are tested."""
+    for name in names:
+        load_recipe(recipe, model=name, changes=changes)
+    if folder.exists() and not folder.is_dir():
+        raise TrainingError(f"{folder} is a file; --out must be a folder.")
+    open_data(data, "train")
+    held = splits(data)
+    return len(open_data(data, "test" if "test" in held and "val" in held else "val" if "val" in held else "test"))
+
+
+def one_run(
+    name: str,
+    data: Any,
+    place: Path,
+    recipe: Any,
+    changes: Mapping[str, Any] | None,
+    *,
+    progress: bool,
+    **settings: Any,
+) -> RunResult:
+    """A run from the start, or from where an earlier call was cut off."""
+    if (place / "config.json").exists() and ((place / "last.ckpt").exists() or (place / RESULT).exists()):
+        return resume(place, progress=progress)
+    return train(name, data, out=place, recipe=recipe, changes=changes, progress=progress, **settings)
+
+
+def model_result(runs: Sequence[RunResult], *, measure: bool) -> ModelResult:
+    """What a model reached and what it costs."""
+    model = runs[0].model.eval()
+    size = (model.config.image_size[0], model.config.image_size[1])
+    finals = [run.test or run.history[-1] for run in runs]
+    curves = tuple(
+        tuple(Point(int(row["epoch"]), row["train_loss"], row["val_loss"], row["top1"]) for row in run.history)
+        for run in runs
+    )
+    costs: dict[str, float] = {}
+    if measure:
+        costs["images_per_second"] = measure_speed(model, size, batch=SPEED_BATCH).images_per_second
+        costs["latency_ms"] = latency_ms(model, size)
+        costs["peak_mb"] = peak_memory_mb(runs[0].folder / "final.safetensors", size)
+    return ModelResult(
+        name=model.config.name,
+        params=count(model, trainable=True),
+        frozen=count(model, trainable=False),
+        macs=macs(model, size),
+        top1=tuple(final["top1"] for final in finals),
+        top5=tuple(final["top5"] for final in finals),
+        curves=curves,
+        train_seconds=sum(row["train_seconds"] for run in runs for row in run.history) / len(runs),
+        **costs,
+    )
+
+
+def assemble(
+    results: Sequence[ModelResult],
+    data: Any,
+    recipe: Any,
+    changes: Mapping[str, Any] | None,
+    seeds: int,
+    run: RunResult,
+    budget: Budget | None,
+    images: int,
+) -> Comparison:
+    resolved = load_recipe(recipe, changes=changes)
+    size = run.model.config.image_size
+    return Comparison(
+        title=f"{len(results)} models on {data}",
+        data=str(data),
+        recipe=resolved.name,
+        image_size=(size[0], size[1]),
+        epochs=len(run.history),
+        seeds=tuple(range(seeds)),
+        models=tuple(results),
+        test_images=images,
+        budget=budget or Budget(),
+        command=command(),
+        settings={key: str(value) for key, value in flat(resolved.plain()).items()}
+        | {"images/s": f"batch {SPEED_BATCH}", "latency and memory": "batch 1"},
+        machine=describe_machine(),
+    )
+
+
+def command() -> str:
+    return shlex.join(["mixlab", *sys.argv[1:]]) if sys.argv and sys.argv[0].endswith("mixlab") else ""
+
+
+def decide(folder: str | PathLike[str], budget: Budget) -> Comparison:
+    """A finished comparison under another budget; its page is written anew."""
+    path = Path(folder)
+    old = read_comparison(path / RESULTS)
+    new = replace(old, budget=budget)
+    write_page(new, path / PAGE)
+    return new

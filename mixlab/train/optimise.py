@@ -1,0 +1,105 @@
+"""Parameters in groups, the optimiser over them, and the learning rate at every update."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from torch import nn
+
+from mixlab.backbone import Backbone
+from mixlab.errors import ConfigError
+from mixlab.train.recipe import Optimiser, Recipe, Schedule
+
+HEAD = "head"
+
+
+def freeze(model: Backbone, recipe: Recipe) -> None:
+    """Leave only what the recipe trains with gradients."""
+    if recipe.train_only == "head":
+        kept = set(dict(model.layer_order)[HEAD])
+        if not any(name.startswith("head.") or ".head." in name for name in kept):
+            raise ConfigError("train_only = 'head' needs a head: create the model with num_classes of 1 or more.")
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in kept and parameter.requires_grad)
+
+
+def parameter_groups(model: Backbone, optimiser: Optimiser) -> list[dict[str, Any]]:
+    """One group per layer and kind of decay, from the image to the head; timm's schedulers obey `lr_scale`."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ConfigError("Nothing to train: every parameter of the model is frozen.")
+    order, spared = model.layer_order, model.no_decay
+    groups = []
+    for depth, (_, names) in enumerate(order):
+        scale = optimiser.layer_decay ** (len(order) - 1 - depth)
+        for decays in (True, False):
+            own = [parameters[name] for name in names if name in parameters and (name not in spared) == decays]
+            if own:
+                decay = optimiser.weight_decay if decays else 0.0
+                groups.append({"params": own, "weight_decay": decay, "lr_scale": scale})
+    return merged(groups)
+
+
+def merged(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups with the same settings as one: fewer, larger steps."""
+    found: dict[tuple[float, float], dict[str, Any]] = {}
+    for group in groups:
+        key = (group["weight_decay"], group["lr_scale"])
+        if key in found:
+            found[key]["params"] = found[key]["params"] + group["params"]
+        else:
+            found[key] = dict(group)
+    return list(found.values())
+
+
+def learning_rate(recipe: Recipe) -> float:
+    """The peak, scaled with the batch as the paper does."""
+    optimiser = recipe.optimiser
+    return optimiser.lr if optimiser.lr_divisor is None else optimiser.lr * recipe.batch_size / optimiser.lr_divisor
+
+
+def build_optimiser(model: Backbone, recipe: Recipe) -> torch.optim.Optimizer:
+    settings = recipe.optimiser
+    extra: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps}
+    if settings.name == "sgd":
+        extra = {"momentum": settings.betas[0]}
+    groups = parameter_groups(model, settings)
+    return create_optimizer_v2(groups, opt=settings.name, lr=learning_rate(recipe), weight_decay=0.0, **extra)
+
+
+def total_updates(schedule: Schedule, updates_per_epoch: int) -> int:
+    """All updates of a run, the cool-down included."""
+    length = schedule.updates if schedule.updates is not None else (schedule.epochs or 0) * updates_per_epoch
+    return length + schedule.cooldown_epochs * updates_per_epoch
+
+
+class LearningRate:
+    """Warm-up from `warmup_lr`, then a cosine to `min_lr` or nothing, then the cool-down: a function of the update."""
+
+    def __init__(self, optimiser: torch.optim.Optimizer, recipe: Recipe, updates_per_epoch: int) -> None:
+        schedule, peak = recipe.schedule, learning_rate(recipe)
+        length = total_updates(schedule, updates_per_epoch) - schedule.cooldown_epochs * updates_per_epoch
+        warmup = min(schedule.warmup_updates or schedule.warmup_epochs * updates_per_epoch, length)
+        self.optimiser = optimiser
+        self.scheduler = CosineLRScheduler(
+            optimiser,
+            t_initial=max(1, length - warmup),
+            lr_min=min(schedule.min_lr, peak) if schedule.name == "cosine" else peak,
+            warmup_t=warmup,
+            warmup_lr_init=min(schedule.warmup_lr, peak),
+            warmup_prefix=True,
+            t_in_epochs=False,
+        )
+
+    def set(self, update: int) -> float:
+        """Prepare the optimiser for an update, counted from 0; the rate of layers next to the head."""
+        self.scheduler.step_update(update)
+        return max(float(group["lr"]) for group in self.optimiser.param_groups)
+
+
+def clip(model: nn.Module, limit: float | None) -> torch.Tensor:
+    """The norm of all gradients, which are shortened to the limit."""
+    trained = [p for p in model.parameters() if p.grad is not None]
+    return torch.nn.utils.clip_grad_norm_(trained, float("inf") if limit is None else limit)

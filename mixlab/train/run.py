@@ -1,0 +1,307 @@
+"""A whole run from names: model, data and recipe in; a folder with weights, metrics and all settings out."""
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mixlab.backbone import Backbone
+from mixlab.choices import make
+from mixlab.config import parse_image_size
+from mixlab.data.base import ImageData
+from mixlab.data.loader import Loader
+from mixlab.data.open import Split, open_data, require_same_classes, splits
+from mixlab.data.shards import ShardStream
+from mixlab.data.subset import Joined
+from mixlab.data.transforms import BatchMix, eval_transform, train_transform
+from mixlab.deploy import compile_blocks
+from mixlab.errors import ConfigError, DataError, TrainingError
+from mixlab.tasks.classification import Classification, accuracy
+from mixlab.train.fits import micro_batch
+from mixlab.train.loop import Callback, Metrics, Trainer, derive
+from mixlab.train.optimise import freeze
+from mixlab.train.processes import Processes, processes
+from mixlab.train.recipe import Recipe, load_recipe, parse_recipe
+from mixlab.train.watch import Files, ProgressBar, TensorBoard, write_whole
+from mixlab.version import VERSION
+from mixlab.weights import save_weights
+from mixlab.zoo import create_model, ensemble_row, model_config
+
+CONFIG = "config.json"
+FINAL, RESULT = "final.safetensors", "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What a run is made of, resolved: enough to do it again."""
+
+    model: str
+    data: str
+    recipe: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)  # overrides of the model
+    weights: str | None = None  # to start from
+    seed: int = 0
+    micro: int | None = None  # images per process at once; None: as many as fit
+    workers: int = 2
+    device: str = "auto"
+    sharding: str = "ddp"
+    compile: bool = False
+    checkpointing: bool = False
+    freeze_layers: int = 0
+    train_splits: tuple[Split, ...] = ("train",)
+    save_updates: int = 0  # 0: by time
+    tensorboard: bool = True
+    about: dict[str, Any] = field(default_factory=dict)  # versions and machine; not read again
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What came out. `stopped`: Ctrl-C or a signal ended it early; `mixlab train --resume` goes on."""
+
+    folder: Path
+    history: tuple[Metrics, ...]
+    best: Metrics | None
+    test: Metrics | None
+    stopped: bool
+    model: Backbone = field(repr=False)
+
+
+def train(
+    model: str,
+    data: str | PathLike[str],
+    *,
+    out: str | PathLike[str],
+    recipe: str | PathLike[str] = "from_scratch_small",
+    changes: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> RunResult:
+    """Train a named model on a dataset (see `open_data`) by a recipe, into a new folder.
+
+    `changes` override the recipe by dotted key, such as {"optimiser.lr": 1e-3}; `settings` are fields of `RunConfig`:
+    seed, weights, options (of the model), micro, workers, device, compile, checkpointing, freeze_layers, ...
+    """
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TrainingError(
+            f"The run folder {folder} exists and is not empty. Choose another with --out, or go on with "
+            f"`mixlab train --resume {folder}`."
+        )
+    resolved = load_recipe(recipe, model=model, changes=changes)
+    row = {"model": model, "data": os.fspath(data), "recipe": resolved.plain(), **settings}
+    config: RunConfig = make(RunConfig, row, "the run")
+    return run(config, folder, callbacks=callbacks, progress=progress)
+
+
+def resume(folder: str | PathLike[str], *, callbacks: Sequence[Callback] = (), progress: bool = True) -> RunResult:
+    """Go on with a run that was stopped or killed, from its newest complete checkpoint."""
+    path = Path(folder)
+    return run(read_config(path), path, callbacks=callbacks, progress=progress, resumed=True)
+
+
+def read_config(folder: Path) -> RunConfig:
+    try:
+        row = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise TrainingError(f"{folder} is not a run folder: it has no {CONFIG}.") from error
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{folder / CONFIG} cannot be read: {error}") from error
+    config: RunConfig = make(RunConfig, row, f"{folder / CONFIG}")
+    return config
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    resumed: bool = False,
+) -> RunResult:
+    with processes(config.device) as own:
+        return Preparation(config, folder, own).execute(callbacks, progress=progress, resumed=resumed)
+
+
+class Preparation:
+    """Everything that can be wrong is found here, before the first step."""
+
+    def __init__(self, config: RunConfig, folder: Path, own: Processes) -> None:
+        self.config, self.folder, self.processes = config, folder, own
+        self.recipe = parse_recipe(config.recipe, "the run's recipe")
+        self.train_data, self.val_data = self.open_splits()
+        torch.manual_seed(derive(config.seed, 1))
+        self.model = self.build_model()
+        size = self.recipe.image_size
+        self.image_size = parse_image_size(size if size is not None else list(self.model.config.image_size))
+        self.per_process = self.share()
+        self.micro = config.micro or micro_batch(self.model, self.image_size, self.per_process, own.device)
+        if self.per_process % self.micro:
+            raise ConfigError(f"micro = {self.micro} does not divide the {self.per_process} images of a process.")
+
+    def open_splits(self) -> tuple[ImageData | ShardStream, ImageData | ShardStream]:
+        names = splits(self.config.data)
+        parts = [open_data(self.config.data, name) for name in self.config.train_splits]
+        evaluated = next((name for name in ("val", "test") if name in names), None)
+        if evaluated is None:
+            raise DataError(f"{self.config.data} has no val or test split to evaluate on; it has {', '.join(names)}.")
+        val = open_data(self.config.data, evaluated)
+        for part in parts:
+            require_same_classes(part, val)
+        if len(parts) == 1:
+            return parts[0], val
+        if any(isinstance(part, ShardStream) for part in parts):
+            raise DataError("Splits in shards cannot be joined: give one that holds both.")
+        return Joined(*(part for part in parts if isinstance(part, ImageData))), val
+
+    def build_model(self) -> Backbone:
+        options = {"num_classes": len(self.train_data.class_names), **self.config.options}
+        size = self.recipe.image_size
+        options |= {"image_size": size} if size is not None and "image_size" not in options else {}
+        drops = {"rate": self.recipe.drop_path, "schedule": self.recipe.drop_path_schedule}
+        drops = {key: value for key, value in drops.items() if value is not None}
+        options |= {"drop_path": drops} if drops and "drop_path" not in options else {}
+        if self.recipe.head_dropout is not None and uses_dropout(self.config.model):
+            options |= {"head": {"dropout": self.recipe.head_dropout}}
+        model = create_model(self.config.model, weights=self.config.weights, **options)
+        model.class_names = tuple(self.train_data.class_names)
+        if self.config.checkpointing:
+            model.set_activation_checkpointing()
+        freeze(model, self.recipe)
+        for _, names in model.layer_order[: self.config.freeze_layers]:
+            for name in names:
+                model.get_parameter(name).requires_grad_(False)
+        return model
+
+    def share(self) -> int:
+        batch, world = self.recipe.batch_size, self.processes.world
+        if batch % world:
+            raise ConfigError(f"The batch_size {batch} cannot be shared equally by {world} processes.")
+        if batch > len(self.train_data):
+            raise DataError(
+                f"The batch_size is {batch}, but {self.config.data} has only {len(self.train_data)} training images. "
+                f"Use --set batch_size={max(1, len(self.train_data) // 4)} or less."
+            )
+        return batch // world
+
+    # -- the parts -------------------------------------------------------------------------------
+
+    def loader(self, data: ImageData | ShardStream, transform: Any, *, training: bool, batch: int) -> Loader:
+        return Loader(
+            data,
+            transform,
+            batch_size=batch,
+            train=training,
+            seed=derive(self.config.seed, 2),
+            repeats=self.recipe.augmentation.repeats if training else 1,
+            workers=self.config.workers,
+            rank=self.processes.rank,
+            world=self.processes.world,
+        )
+
+    def evaluation_loader(self, data: ImageData | ShardStream) -> Loader:
+        model, recipe = self.model.config, self.recipe
+        size = self.image_size if recipe.eval_image_size is None else parse_image_size(recipe.eval_image_size)
+        crop = model.preprocessing.crop if recipe.eval_crop is None else recipe.eval_crop
+        transform = eval_transform(
+            size, model.preprocessing, model.in_channels, crop, model.preprocessing.interpolation
+        )
+        return self.loader(data, transform, training=False, batch=self.micro)
+
+    def task(self) -> Classification:
+        words, model = self.recipe.augmentation, self.model.config
+        transform = train_transform(words, self.image_size, model.preprocessing, model.in_channels)
+        mixes = words.mixup > 0 or words.cutmix > 0
+        return Classification(
+            train=self.loader(self.train_data, transform, training=True, batch=self.micro),
+            val=self.evaluation_loader(self.val_data),
+            mix=BatchMix(words, model.num_classes) if mixes else None,
+            label_smoothing=words.label_smoothing,
+            processes=self.processes,
+        )
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    def execute(self, callbacks: Sequence[Callback], *, progress: bool, resumed: bool) -> RunResult:
+        config = self.config
+        self.write_config(resumed=resumed)
+        if config.compile:
+            compile_blocks(self.model)
+        own: list[Callback] = [Files()]
+        own += [TensorBoard()] if config.tensorboard else []
+        own += [ProgressBar(f"{config.model} on {config.data}")] if progress else []
+        trainer = Trainer(
+            self.model,
+            self.task(),
+            self.recipe,
+            folder=self.folder,
+            accumulate=self.per_process // self.micro,
+            seed=config.seed,
+            processes=self.processes,
+            sharding=config.sharding,
+            callbacks=[*own, *callbacks],
+            save_updates=config.save_updates,
+        )
+        if resumed:
+            trainer.resume()
+        trainer.fit()
+        return self.finish(trainer)
+
+    def write_config(self, *, resumed: bool) -> None:
+        if resumed or not self.processes.first:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrainingError(f"The run folder {self.folder} cannot be made: {error.strerror}.") from error
+        about: dict[str, Any] = {"mixlab": VERSION, "torch": torch.__version__, "python": platform.python_version()}
+        about |= {"machine": platform.machine(), "threads": torch.get_num_threads(), "world": self.processes.world}
+        row = asdict(self.config) | {"micro": self.micro, "about": about}
+        write_whole(self.folder / CONFIG, json.dumps(row, indent=1))
+
+    def finish(self, trainer: Trainer) -> RunResult:
+        test = None
+        if not trainer.stopping:
+            test = self.test(trainer)
+            if self.processes.first and trainer.wrapped.kind != "fsdp":
+                save_weights(trainer.evaluated, self.folder / FINAL)
+            if self.processes.first:
+                result = {"history": trainer.history, "best": trainer.best, "test": test}
+                write_whole(self.folder / RESULT, json.dumps(result, indent=1))
+        model = trainer.evaluated
+        assert isinstance(model, Backbone)
+        return RunResult(self.folder, tuple(trainer.history), trainer.best, test, trainer.stopping, model)
+
+    def test(self, trainer: Trainer) -> Metrics | None:
+        """The test split, if the data has one that training did not look at."""
+        if "test" not in splits(self.config.data) or "val" not in splits(self.config.data):
+            return None
+        loader = self.evaluation_loader(open_data(self.config.data, "test"))
+        model = trainer.evaluated.eval()
+        with torch.inference_mode(), trainer.autocast():
+            return accuracy(model, loader, self.processes)
+
+
+def uses_dropout(model: str) -> bool:
+    """Whether a model's head has a dropout to set."""
+    row = ensemble_row(model)
+    return model_config(model if row is None else row.members[0]).head.name == "mlp"
+
+
+def describe_recipe(recipe: Recipe) -> str:
+    return f"{recipe.name} ({recipe.source})" if recipe.source else recipe.name
+
+
+def repeat(config: str | PathLike[str], out: str | PathLike[str], *, progress: bool = True) -> RunResult:
+    """Do a run again from its config.json, into another folder."""
+    source = Path(config)
+    row = read_config(source if source.is_dir() else source.parent)
+    if Path(out).exists() and any(Path(out).iterdir()):
+        raise TrainingError(f"The run folder {out} exists and is not empty. Choose another with --out.")
+    return run(row, Path(out), progress=progress)

@@ -1,0 +1,83 @@
+"""A model spread over processes: copies (DDP), or shards of every block (FSDP2)."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mixlab.backbone import Backbone
+from mixlab.errors import TrainingError
+from mixlab.train.processes import Processes
+
+KINDS = ("ddp", "fsdp")
+
+
+class Wrapped(NamedTuple):
+    """What is called in training; `kind` is "single", "ddp" or "fsdp"."""
+
+    module: nn.Module
+    kind: str
+
+    def train(self) -> None:
+        self.module.train()
+
+    @contextlib.contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        """Gradients travel between processes with the last batch of an update only."""
+        if self.kind == "ddp" and not last:
+            assert isinstance(self.module, DistributedDataParallel)
+            with self.module.no_sync():
+                yield
+            return
+        if self.kind == "fsdp":
+            self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
+        yield
+
+
+def wrap(model: Backbone, processes: Processes, kind: str) -> Wrapped:
+    if kind not in KINDS:
+        raise TrainingError(f"Unknown sharding {kind!r}: use {' or '.join(KINDS)}.")
+    if processes.world == 1:
+        return Wrapped(model, "single")
+    if kind == "ddp":
+        device_ids = [processes.device] if processes.device.type == "cuda" else None
+        return Wrapped(DistributedDataParallel(model, device_ids=device_ids), "ddp")
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.blocks.values():
+        fully_shard(block)
+    fully_shard(model)
+    return Wrapped(model, "fsdp")
+
+
+def gather(
+    wrapped: Wrapped, model: Backbone, optimiser: torch.optim.Optimizer
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The whole state of model and optimiser, wherever its parts are."""
+    if wrapped.kind != "fsdp":
+        return model.state_dict(), optimiser.state_dict()
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    states: tuple[dict[str, Any], dict[str, Any]] = get_state_dict(model, optimiser, options=options)
+    return states
+
+
+def restore(
+    wrapped: Wrapped,
+    model: Backbone,
+    optimiser: torch.optim.Optimizer,
+    weights: dict[str, Any],
+    moments: dict[str, Any],
+) -> None:
+    if wrapped.kind != "fsdp":
+        model.load_state_dict(weights)
+        optimiser.load_state_dict(moments)
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+    options = StateDictOptions(full_state_dict=True)
+    set_state_dict(model, optimiser, model_state_dict=weights, optim_state_dict=moments, options=options)
