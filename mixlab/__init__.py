@@ -1,5 +1,8 @@
 """Vision backbones whose token mixer is a choice."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from mixlab import guards
 
 guards.mend_torchvision()  # before anything imports torchvision or timm
@@ -14,6 +17,12 @@ from mixlab.version import VERSION  # noqa: E402
 from mixlab.weights import load_weights, save_weights  # noqa: E402
 from mixlab.zoo import create_model, list_models  # noqa: E402
 
+if TYPE_CHECKING:
+    from mixlab.evals.accuracy import evaluate, predict
+    from mixlab.tasks.comparison import compare
+    from mixlab.tasks.transfer import transfer
+    from mixlab.training.run import resume, train
+
 __version__ = VERSION
 __all__ = [
     "Backbone",
@@ -21,9 +30,29 @@ __all__ = [
     "MixlabError",
     "PyramidAdapter",
     "__version__",
+    "compare",
     "create_model",
+    "evaluate",
     "list_models",
     "load_weights",
     "macs",
+    "predict",
+    "resume",
     "save_weights",
+    "train",
+    "transfer",
 ]
+LATER = {  # what only training needs is imported when it is asked for
+    "compare": "mixlab.tasks.comparison",
+    "evaluate": "mixlab.evals.accuracy",
+    "predict": "mixlab.evals.accuracy",
+    "resume": "mixlab.training.run",
+    "train": "mixlab.training.run",
+    "transfer": "mixlab.tasks.transfer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in LATER:
+        return getattr(importlib.import_module(LATER[name]), name)
+    raise AttributeError(f"module 'mixlab' has no attribute {name!r}")

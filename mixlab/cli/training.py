@@ -92,7 +92,7 @@ def train_parser() -> ArgumentParser:
 
 def train(arguments: Namespace) -> int:
     """Train a model by a recipe, or go on with a run."""
-    from mixlab.train import run
+    from mixlab.training import run
 
     if arguments.resume is not None:
         return report(run.resume(arguments.resume))
@@ -126,7 +126,7 @@ def finetune(arguments: Namespace) -> int:
 
 
 def start(arguments: Namespace, **settings: Any) -> int:
-    from mixlab.train import run
+    from mixlab.training import run
 
     settings |= {"seed": arguments.seed, **settings_of(arguments)}
     changes = changes_of(arguments)
@@ -334,7 +334,7 @@ def recipes_parser() -> ArgumentParser:
 
 def recipes(arguments: Namespace) -> None:
     """List the training recipes, or show one."""
-    from mixlab.train.recipe import flat, list_recipes, load_recipe
+    from mixlab.training.recipe import flat, list_recipes, load_recipe
 
     if arguments.name is not None:
         row = flat(load_recipe(arguments.name, model=arguments.model).plain())

@@ -16,7 +16,7 @@ from mixlab.config import Preprocessing
 from mixlab.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from mixlab.train.recipe import Augmentation
+    from mixlab.training.recipe import Augmentation
 
 Transform = Callable[[Image.Image], Tensor]
 Size = tuple[int, int]  # height, width

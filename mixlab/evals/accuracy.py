@@ -15,7 +15,7 @@ from mixlab.data.open import open_data
 from mixlab.data.transforms import eval_transform
 from mixlab.errors import DataError
 from mixlab.tasks.classification import CROPS, accuracy, best_crop
-from mixlab.train.processes import processes
+from mixlab.training.processes import processes
 from mixlab.zoo import create_model
 
 Weights = str | PathLike[str] | Backbone

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mixlab.data.loader import Batch, Loader
 from mixlab.data.transforms import BatchMix
-from mixlab.train.processes import Processes
+from mixlab.training.processes import Processes
 
 CROPS = tuple(crop / 100 for crop in range(80, 101, 5))
 

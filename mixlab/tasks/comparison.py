@@ -24,8 +24,8 @@ from mixlab.report import (
     write_csv,
     write_page,
 )
-from mixlab.train.recipe import flat, load_recipe
-from mixlab.train.run import RESULT, RunResult, resume, train
+from mixlab.training.recipe import flat, load_recipe
+from mixlab.training.run import RESULT, RunResult, resume, train
 from mixlab.zoo import list_models
 
 RESULTS, PAGE, TABLE = "comparison.json", "comparison.html", "comparison.csv"

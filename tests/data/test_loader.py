@@ -15,7 +15,7 @@ from mixlab.data import loader as loader_module
 from mixlab.data.kinds import ArrayData
 from mixlab.data.loader import explain_dead_workers
 from mixlab.errors import DataError, UnreadableImage
-from mixlab.train.recipe import Augmentation
+from mixlab.training.recipe import Augmentation
 from tests.data.make import Array, packed, picture, shard, shards
 
 GREY = Preprocessing(mean=(0.5,), std=(0.25,))

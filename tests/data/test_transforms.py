@@ -11,7 +11,7 @@ from mixlab.config import Preprocessing
 from mixlab.data import BatchMix, eval_transform, train_transform
 from mixlab.data.seeding import seeded
 from mixlab.errors import ConfigError, DataError
-from mixlab.train.recipe import Augmentation
+from mixlab.training.recipe import Augmentation
 from tests.data.make import picture
 
 GREY = Preprocessing(mean=(0.5,), std=(0.25,))

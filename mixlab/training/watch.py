@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mixlab.train.loop import Callback, Metrics, Trainer
+from mixlab.training.loop import Callback, Metrics, Trainer
 from mixlab.weights import save_weights
 
 

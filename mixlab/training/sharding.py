@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.backbone import Backbone
 from mixlab.errors import TrainingError
-from mixlab.train.processes import Processes
+from mixlab.training.processes import Processes
 
 KINDS = ("ddp", "fsdp")
 

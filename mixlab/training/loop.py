@@ -18,11 +18,11 @@ from mixlab.backbone import Backbone
 from mixlab.data.loader import Batch, Loader
 from mixlab.errors import TrainingError
 from mixlab.guards import check_cpu_dtype
-from mixlab.train.checkpoint import load_state, save_state
-from mixlab.train.optimise import LearningRate, build_optimiser, clip, total_updates
-from mixlab.train.processes import Processes
-from mixlab.train.recipe import Recipe
-from mixlab.train.sharding import Wrapped, gather, restore, wrap
+from mixlab.training.checkpoint import load_state, save_state
+from mixlab.training.optimise import LearningRate, build_optimiser, clip, total_updates
+from mixlab.training.processes import Processes
+from mixlab.training.recipe import Recipe
+from mixlab.training.sharding import Wrapped, gather, restore, wrap
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
 Metrics = dict[str, float]
@@ -114,11 +114,13 @@ class Trainer:
         batches = self.task.train.epoch(epoch, start=done * self.accumulate)
         self.wrapped.train()
         start = time.monotonic()
-        for _ in range(done, last):
+        for number in range(done, last):
             loss, lr = self.step(list(itertools.islice(batches, self.accumulate)))
             self.loss_sum += loss
             self.update += 1
             self.notify("update", loss, lr)
+            if number == last - 1:  # an epoch is saved with its evaluation, or it would be lost
+                break
             if self.stopping or self.save_is_due():
                 self.seconds, start = self.seconds + time.monotonic() - start, time.monotonic()
                 if self.stopping:

@@ -10,7 +10,7 @@ from torch import nn
 
 from mixlab.backbone import Backbone
 from mixlab.errors import ConfigError
-from mixlab.train.recipe import Optimiser, Recipe, Schedule
+from mixlab.training.recipe import Optimiser, Recipe, Schedule
 
 HEAD = "head"
 

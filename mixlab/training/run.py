@@ -15,7 +15,7 @@ from mixlab.backbone import Backbone
 from mixlab.choices import make
 from mixlab.config import parse_image_size
 from mixlab.data.base import ImageData
-from mixlab.data.loader import Loader
+from mixlab.data.loader import Loader, explain_dead_workers
 from mixlab.data.open import Split, open_data, require_same_classes, splits
 from mixlab.data.shards import ShardStream
 from mixlab.data.subset import Joined
@@ -23,12 +23,12 @@ from mixlab.data.transforms import BatchMix, eval_transform, train_transform
 from mixlab.deploy import compile_blocks
 from mixlab.errors import ConfigError, DataError, TrainingError
 from mixlab.tasks.classification import Classification, accuracy
-from mixlab.train.fits import micro_batch
-from mixlab.train.loop import Callback, Metrics, Trainer, derive
-from mixlab.train.optimise import freeze
-from mixlab.train.processes import Processes, processes
-from mixlab.train.recipe import Recipe, load_recipe, parse_recipe
-from mixlab.train.watch import Files, ProgressBar, TensorBoard, write_whole
+from mixlab.training.fits import micro_batch
+from mixlab.training.loop import Callback, Metrics, Trainer, derive
+from mixlab.training.optimise import freeze
+from mixlab.training.processes import Processes, processes
+from mixlab.training.recipe import Recipe, load_recipe, parse_recipe
+from mixlab.training.watch import Files, ProgressBar, TensorBoard, write_whole
 from mixlab.version import VERSION
 from mixlab.weights import save_weights
 from mixlab.zoo import create_model, ensemble_row, model_config
@@ -250,7 +250,8 @@ class Preparation:
         )
         if resumed:
             trainer.resume()
-        trainer.fit()
+        with explain_dead_workers():
+            trainer.fit()
         return self.finish(trainer)
 
     def write_config(self, *, resumed: bool) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import mixlab
 from mixlab.errors import ConfigError
-from mixlab.train.recipe import Recipe, Schedule, list_recipes, load_recipe, parse_recipe, recipe_rows
+from mixlab.training.recipe import Recipe, Schedule, list_recipes, load_recipe, parse_recipe, recipe_rows
 from mixlab.zoo import model_config, rows
 
 # The papers' tables as printed: a row per line, a column per cell, one cell for all columns, sizes apart by "/"

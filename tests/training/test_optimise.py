@@ -1,0 +1,93 @@
+import math
+
+import pytest
+import torch
+
+import mixlab
+from mixlab.errors import ConfigError
+from mixlab.training.optimise import (
+    LearningRate,
+    build_optimiser,
+    freeze,
+    learning_rate,
+    parameter_groups,
+    total_updates,
+)
+from mixlab.training.recipe import Optimiser, Recipe, Schedule
+
+
+def recipe(**changes: object) -> Recipe:
+    values = {"name": "r", "optimiser": Optimiser(lr=1.0), "schedule": Schedule(epochs=10), "batch_size": 8, **changes}
+    return Recipe(**values)  # type: ignore[arg-type]
+
+
+def test_every_trained_parameter_is_in_one_group_and_vectors_do_not_decay() -> None:
+    model = mixlab.create_model("caformer_pico")
+    groups = parameter_groups(model, Optimiser(lr=1.0, weight_decay=0.3))
+    listed = [id(p) for group in groups for p in group["params"]]
+    assert sorted(listed) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    named = dict(model.named_parameters())
+    for group in groups:
+        decays = {name not in model.no_decay for name, p in named.items() if any(p is one for one in group["params"])}
+        assert decays == {group["weight_decay"] > 0}
+
+
+def test_layer_decay_follows_the_models_own_layers_and_pairs_count_once() -> None:
+    model = mixlab.create_model("vil_pico", num_classes=3)
+    groups = parameter_groups(model, Optimiser(lr=1.0, layer_decay=0.5))
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    blocks = len(model.stages[0].blocks)
+    assert scale[id(model.get_parameter("head.classifier.weight"))] == 1
+    for block in range(blocks):
+        parameter = model.get_parameter(f"stages.0.blocks.{block}.token.branches.0.mixer.up.weight")
+        assert scale[id(parameter)] == 0.5 ** (blocks // 2 - block // 2)
+    assert scale[id(model.get_parameter("stem.conv.weight"))] == 0.5 ** (blocks // 2 + 1)
+
+
+def test_the_rate_scales_with_the_batch_by_the_papers_divisor() -> None:
+    assert learning_rate(recipe(optimiser=Optimiser(lr=5e-4, lr_divisor=512), batch_size=2048)) == pytest.approx(2e-3)
+    assert learning_rate(recipe(optimiser=Optimiser(lr=5e-4), batch_size=2048)) == 5e-4
+
+
+def rates(schedule: Schedule, per_epoch: int) -> list[float]:
+    model = mixlab.create_model("caformer_pico", num_classes=2)
+    chosen = recipe(optimiser=Optimiser(lr=1.0, layer_decay=0.5), schedule=schedule)
+    optimiser = build_optimiser(model, chosen)
+    plan = LearningRate(optimiser, chosen, per_epoch)
+    return [plan.set(update) for update in range(total_updates(schedule, per_epoch))]
+
+
+def test_a_cosine_warms_up_falls_and_cools_down() -> None:
+    found = rates(Schedule(epochs=10, warmup_epochs=2, warmup_lr=0.1, min_lr=0.01, cooldown_epochs=1), 5)
+    assert len(found) == 55
+    for update in range(10):
+        assert found[update] == pytest.approx(0.1 + 0.9 * update / 10)
+    for update in range(10, 50):
+        angle = math.pi * (update - 10) / 40
+        assert found[update] == pytest.approx(0.01 + 0.99 * (1 + math.cos(angle)) / 2)
+    assert found[50:] == pytest.approx([0.01] * 5)
+
+
+def test_a_constant_rate_stays() -> None:
+    assert rates(Schedule(name="constant", epochs=3), 4) == pytest.approx([1.0] * 12)
+    assert rates(Schedule(updates=6, warmup_updates=2, warmup_lr=0.0), 4)[:3] == pytest.approx([0, 0.5, 1])
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+def test_every_optimiser_steps(name: str) -> None:
+    model = mixlab.create_model("caformer_pico", num_classes=2)
+    optimiser = build_optimiser(model, recipe(optimiser=Optimiser(name=name, lr=0.1)))  # type: ignore[arg-type]
+    before = model.get_parameter("head.classifier.weight").clone()
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    optimiser.step()
+    assert not torch.equal(model.get_parameter("head.classifier.weight"), before)
+
+
+def test_a_probe_trains_the_head_alone() -> None:
+    model = mixlab.create_model("caformer_pico", num_classes=2)
+    freeze(model, recipe(train_only="head"))
+    assert {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad} <= {"head", "readout"}
+    with pytest.raises(ConfigError, match="needs a head"):
+        freeze(mixlab.create_model("caformer_pico", num_classes=0), recipe(train_only="head"))
+    with pytest.raises(ConfigError, match="Nothing to train"):
+        parameter_groups(model.requires_grad_(False), Optimiser(lr=1.0))

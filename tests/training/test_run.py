@@ -1,0 +1,193 @@
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mixlab
+from mixlab.errors import ConfigError, DataError, MixlabError, TrainingError
+from mixlab.training.loop import Callback, Trainer
+from mixlab.training.recipe import list_recipes, load_recipe
+from mixlab.training.run import repeat, resume, train
+from tests.training.tiny import CHANGES, OPTIONS, same_weights, tiny, weights
+
+
+class Interrupt(Callback):
+    """Ctrl-C after some updates."""
+
+    def __init__(self, update: int, number: int = signal.SIGINT) -> None:
+        self.at, self.number = update, number
+
+    def update(self, run: Trainer, loss: float, lr: float) -> None:
+        if run.update == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
+    result = tiny(tmp_path / "run", changes={"schedule.epochs": 6, "optimiser.lr": 1e-2}, tensorboard=True)
+    assert result.test is not None
+    assert result.test["top1"] > 60
+    assert result.test["images"] == 359
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    files = {"config.json", "metrics.csv", "metrics.json", "result.json", "last.ckpt", "tensorboard"}
+    assert files | {"best.safetensors", "final.safetensors"} <= names
+    history = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert [row["epoch"] for row in history] == [1, 2, 3, 4, 5, 6]
+    assert history[-1]["train_loss"] < history[0]["train_loss"]
+    model = mixlab.create_model(weights=tmp_path / "run" / "final.safetensors")
+    assert model.class_names == tuple(str(digit) for digit in range(10))
+
+
+def test_equal_seeds_give_equal_weights_and_others_do_not(tmp_path: Path) -> None:
+    runs = [tiny(tmp_path / str(index), seed=seed) for index, seed in enumerate((1, 1, 2))]
+    assert same_weights(runs[0], runs[1])
+    assert not same_weights(runs[0], runs[2])
+    assert same_weights(repeat(tmp_path / "0" / "config.json", tmp_path / "again", progress=False), runs[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("update", [3, 8, 11])
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, update: int, number: int) -> None:
+    changes = {"ema_decay": 0.9, "augmentation.mixup": 0.8, "drop_path": 0.2}
+    whole = tiny(tmp_path / "whole", changes=changes)
+    stopped = tiny(tmp_path / "cut", changes=changes, callbacks=[Interrupt(update, number)])
+    assert stopped.stopped
+    assert not (tmp_path / "cut" / "result.json").exists()
+    ended = resume(tmp_path / "cut", progress=False)
+    assert not ended.stopped
+    assert same_weights(ended, whole)
+    losses = [[row["train_loss"] for row in run.history] for run in (ended, whole)]
+    assert losses[0] == losses[1]
+
+
+def test_accumulated_steps_are_the_same_update(tmp_path: Path) -> None:
+    whole, parts = (tiny(tmp_path / str(micro), micro=micro, changes={"schedule.epochs": 1}) for micro in (128, 32))
+    for key, value in weights(whole).items():
+        torch.testing.assert_close(value, weights(parts)[key], atol=2e-4, rtol=1e-3)
+
+
+def test_numbers_that_are_none_stop_the_run_and_say_where(tmp_path: Path) -> None:
+    class Poison(Callback):
+        def update(self, run: Trainer, loss: float, lr: float) -> None:
+            if run.update == 10:
+                with torch.no_grad():
+                    run.model.get_parameter("stages.1.downsample.conv.weight").fill_(float("nan"))
+
+    message = r"at update 10 with learning rate .*stages.1.downsample.conv.*--resume"
+    with pytest.raises(TrainingError, match=message):
+        tiny(tmp_path / "run", callbacks=[Poison()])
+    ended = resume(tmp_path / "run", progress=False)
+    assert all(value.isfinite().all() for value in weights(ended).values())
+
+
+def test_a_broken_checkpoint_costs_no_result(tmp_path: Path) -> None:
+    whole = tiny(tmp_path / "whole")
+    tiny(tmp_path / "cut", save_updates=2, callbacks=[Interrupt(11)])
+    last = tmp_path / "cut" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:1000])
+    assert same_weights(resume(tmp_path / "cut", progress=False), whole)
+
+
+def test_training_starts_from_weights_with_frozen_layers(tmp_path: Path) -> None:
+    first = tiny(tmp_path / "first", changes={"schedule.epochs": 1})
+    file = str(tmp_path / "first" / "final.safetensors")
+    second = tiny(tmp_path / "second", weights=file, freeze_layers=2, changes={"schedule.epochs": 1})
+    frozen = {name for _, names in second.model.layer_order[:2] for name in names}
+    for key, value in weights(second).items():
+        assert torch.equal(value, weights(first)[key]) == (key in frozen) or value.numel() < 20, key
+
+
+def test_evaluation_and_prediction_use_the_file_alone(tmp_path: Path) -> None:
+    result = tiny(tmp_path / "run", changes={"schedule.epochs": 4, "optimiser.lr": 1e-2})
+    file = tmp_path / "run" / "final.safetensors"
+    found = mixlab.evaluate(file, "digits", split="test", workers=0)
+    assert result.test is not None
+    assert found["top1"] == pytest.approx(result.test["top1"])
+    searched = mixlab.evaluate(file, "digits", split="test", search_crop=True, workers=0)
+    assert searched["top1"] >= found["top1"]
+    assert searched["crop_searched"] == 1
+    image = tmp_path / "grey.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (57, 33), dtype=np.uint8)).save(image)
+    (one,) = mixlab.predict(file, [image], top=3)
+    assert len(one.classes) == 3
+    assert sum(mixlab.predict(file, [image], top=10)[0].probabilities) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if load_recipe(name).task == "classification"])
+def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
+    family = next((f for f in ("sequencer", "vision_lstm", "hyenapixel", "coat") if name.startswith(f)), "metaformer")
+    models = {"sequencer": "sequencer2d_pico", "vision_lstm": "vil_pico", "hyenapixel": "hpx_former_pico"}
+    model = {**models, "coat": "coat_lite_pico"}.get(family, "caformer_pico")
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            folder = tmp_path / "data" / split / label
+            folder.mkdir(parents=True)
+            for index in range(4):
+                Image.fromarray(rng.integers(0, 255, (40, 36, 3), dtype=np.uint8)).save(folder / f"{index}.png")
+    changes: dict[str, Any] = {"schedule.updates": 3, "batch_size": 4, "image_size": 32, "eval_image_size": 32}
+    recipe = load_recipe(name, model=model)
+    changes |= {"schedule.warmup_updates": 1} if recipe.schedule.warmup_epochs or recipe.schedule.warmup_updates else {}
+    changes |= {"schedule.cooldown_epochs": 0, "precision": "float32"}
+    depth = {"depths": [2]} if model == "vil_pico" else {}
+    settings: dict[str, Any] = {"workers": 0, "tensorboard": False, "progress": False, "options": depth}
+    result = train(model, tmp_path / "data", out=tmp_path / "run", recipe=name, changes=changes, **settings)
+    assert result.history[-1]["train_loss"] > 0
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+
+def bad(tmp_path: Path, message: str, error: type[MixlabError], **changed: Any) -> None:
+    row: dict[str, Any] = {
+        "model": "caformer_pico",
+        "data": "digits",
+        "recipe": "digits",
+        "changes": CHANGES,
+        **changed,
+    }
+    model, data = row.pop("model"), row.pop("data")
+    with pytest.raises(error, match=message):
+        train(model, data, out=tmp_path / "out", progress=False, workers=0, **row)
+    assert not (tmp_path / "out" / "last.ckpt").exists()
+
+
+def test_bad_requests_stop_before_training(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    bad(tmp_path, "does not exist", DataError, data=tmp_path / "nowhere")
+    bad(tmp_path, "empty", DataError, data=tmp_path / "empty")
+    bad(tmp_path, "Unknown model 'caformer_picco'.*caformer_pico", ConfigError, model="caformer_picco")
+    bad(tmp_path, "Unknown recipe 'digit'.*digits", ConfigError, recipe="digit")
+    bad(tmp_path, "Unknown key 'optimiser.learning_rate'", ConfigError, changes={"optimiser.learning_rate": 1})
+    bad(tmp_path, "batch_size is 5000", DataError, changes={"batch_size": 5000})
+    bad(tmp_path, "32 px or more", ConfigError, changes={"image_size": 16})
+    bad(tmp_path, "no CUDA device", TrainingError, device="cuda")
+    other = mixlab.create_model("convformer_pico")
+    mixlab.save_weights(other, tmp_path / "other.safetensors")
+    bad(tmp_path, "does not fit 'caformer_pico'", MixlabError, weights=str(tmp_path / "other.safetensors"))
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "out" / "mine.txt").write_text("keep")
+    bad(tmp_path, "exists and is not empty", TrainingError)
+    assert (tmp_path / "out" / "mine.txt").read_text() == "keep"
+    with pytest.raises(TrainingError, match="is not a run folder"):
+        resume(tmp_path / "empty")
+
+
+def test_one_class_or_different_classes_are_errors(tmp_path: Path) -> None:
+    image = Image.new("RGB", (40, 40))
+    for place in ("one/train/a", "one/val/a", "two/train/a", "two/train/b", "two/val/a", "two/val/c"):
+        (tmp_path / place).mkdir(parents=True)
+        for index in range(4):
+            image.save(tmp_path / place / f"{index}.png")
+    bad(tmp_path, "class", DataError, data=tmp_path / "one", changes={"batch_size": 2})
+    bad(tmp_path, "class", DataError, data=tmp_path / "two", changes={"batch_size": 2})
+
+
+def test_options_of_the_run_are_checked(tmp_path: Path) -> None:
+    bad(tmp_path, "Unknown option 'sed'", ConfigError, sed=3)
+    bad(tmp_path, "does not divide", ConfigError, micro=48, options=OPTIONS)
