@@ -1,4 +1,4 @@
-"""`python -m mixlab` is the `mixlab` command."""
+"""`python -m mixlab`, also for torchrun: `torchrun --nproc-per-node 2 -m mixlab train ...`."""
 
 import sys
 

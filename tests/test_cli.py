@@ -61,7 +61,7 @@ def test_user_errors_exit_with_2_and_one_line(
 
 
 def test_the_command_is_installed_and_a_closed_pipe_is_no_error() -> None:
-    command = f"{sys.executable} -m mixlab.cli models 'caformer*' | head -n 1"
+    command = f"{sys.executable} -m mixlab models 'caformer*' | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.stdout.startswith("model")
     assert "Traceback" not in done.stderr

@@ -55,7 +55,3 @@ def build_parser() -> ArgumentParser:
     for name, (function, describe) in VERBS.items():
         subcommands.add_subcommand(name, describe(), help=(function.__doc__ or "").splitlines()[0])
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

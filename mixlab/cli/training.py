@@ -77,7 +77,7 @@ def train_parser() -> ArgumentParser:
     parser = ArgumentParser(
         description="Train a model. Example: mixlab train caformer_pico digits --recipe digits --out runs/first. "
         "Killed or stopped with Ctrl-C, it goes on with: mixlab train --resume runs/first. On several processes: "
-        "torchrun --nproc-per-node 2 -m mixlab.cli train ..."
+        "torchrun --nproc-per-node 2 -m mixlab train ..."
     )
     parser.add_argument("model", nargs="?", default=None, help="a name from `mixlab models`")
     parser.add_argument("data", nargs="?", default=None, help="digits, cifar10:PATH, a folder, a list, shards, ...")

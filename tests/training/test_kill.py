@@ -24,7 +24,7 @@ def environment() -> dict[str, str]:
 
 
 def mixlab(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mixlab.cli", *arguments]
+    command = [sys.executable, "-m", "mixlab", *arguments]
     return subprocess.Popen(
         command, env=environment(), text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -75,7 +75,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_weights(tmp_pat
 def test_two_processes_train_as_one_and_evaluate_every_image_once(tmp_path: Path, sharding: str) -> None:
     arguments = ["train", "caformer_pico", *COMMON, *MODEL, *LENGTH[:3], "--epochs", "2"]
     finish(mixlab(*arguments, "--out", str(tmp_path / "one")))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mixlab.cli"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mixlab"]
     command = [sys.executable, *launcher, *arguments, "--sharding", sharding, "--out", str(tmp_path / "two")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
