@@ -14,9 +14,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(INSTALLED) ## the model table, and one model on a photo-sized image
-	$(BIN)/mixlab models
-	$(BIN)/python examples/first_steps.py
+demo: $(INSTALLED) ## which mixer for the embedded digits: trains seven small models, offline (2 cores, about 14 minutes)
+	$(BIN)/mixlab compare '*_pico' --data digits --recipe digits --workers 0 --no-tensorboard --out runs/demo
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from mixlab.data.base import ImageData
 from mixlab.data.images import decode
 from mixlab.data.kinds import LISTED, Array
-from mixlab.data.seeding import seed_of, seeded
+from mixlab.data.seeding import seed_generators, seed_of, seeded
 from mixlab.data.shards import Reader, Sample, ShardStream
 from mixlab.errors import DataError, UnreadableImage
 
@@ -179,10 +179,11 @@ class Samples(Dataset[Loaded]):
 
     def __getitems__(self, slots: Sequence[Slot]) -> Loaded:
         unreadable: list[str] = []
-        loaded = [(slot, self.load(slot, unreadable)) for slot in slots]
-        good = [(slot, image) for slot, image in loaded if image is not None]
-        if not good and self.train:
-            good = [self.stand_in(slots[0])]
+        with seeded():
+            loaded = [(slot, self.load(slot, unreadable)) for slot in slots]
+            good = [(slot, image) for slot, image in loaded if image is not None]
+            if not good and self.train:
+                good = [self.stand_in(slots[0])]
         return Loaded(self.batch(good), unreadable)
 
     def load(self, slot: Slot, unreadable: list[str]) -> Tensor | None:
@@ -191,8 +192,8 @@ class Samples(Dataset[Loaded]):
         except UnreadableImage:
             unreadable.append(self.data.name(slot.index))
             return None
-        with seeded(seed_of(self.seed, self.epoch, slot.index, slot.repeat)):
-            return self.transform(image)
+        seed_generators(seed_of(self.seed, self.epoch, slot.index, slot.repeat))
+        return self.transform(image)
 
     def stand_in(self, slot: Slot) -> tuple[Slot, Tensor]:
         """The next readable image of the data, so that a training batch is never empty."""

@@ -15,14 +15,20 @@ def seed_of(*parts: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Python's, numpy's and torch's global CPU generators start from `seed` inside, and go on as before outside."""
-    generator = torch.default_generator  # `torch.manual_seed` would reach for the accelerators too
-    before = random.getstate(), np.random.get_state(), generator.get_state()
+def seed_generators(seed: int) -> None:
+    """Python's, numpy's and torch's global CPU generators start from `seed`."""
     random.seed(seed)
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
-    generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reach for the accelerators too
+
+
+@contextmanager
+def seeded(seed: int | None = None) -> Iterator[None]:
+    """The generators start from `seed` inside, if one is given, and go on as before outside."""
+    generator = torch.default_generator
+    before = random.getstate(), np.random.get_state(), generator.get_state()
+    if seed is not None:
+        seed_generators(seed)
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """From an image to the tensor that a model takes, and mixing of whole batches; of timm's and torchvision's parts."""
 
+import functools
 import random
 import re
 from collections.abc import Callable
@@ -125,8 +126,15 @@ class ToTensor:
     def __call__(self, image: Image.Image) -> Tensor:
         pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, C)
         planes = pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
-        mean, std = (255 * torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
+        mean, std = scales(self.mean, self.std)
         return planes.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).div_(std)
+
+
+@functools.cache
+def scales(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Of pixels from 0 to 255, (C, 1, 1)."""
+    mean_of, std_of = (255 * torch.tensor(values)[:, None, None] for values in (mean, std))
+    return mean_of, std_of
 
 
 def mode_for(channels: int, preprocessing: Preprocessing) -> str:

@@ -4,8 +4,8 @@ from importlib import resources
 from os import PathLike
 from typing import Any
 
+from mixlab.files import write_whole
 from mixlab.report.charts import cost_charts, curve_charts, looks, swatch
-from mixlab.report.files import write_whole
 from mixlab.report.frontier import recommend, show_budget
 from mixlab.report.results import Comparison
 from mixlab.report.svg import need

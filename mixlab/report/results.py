@@ -16,7 +16,7 @@ import torch
 
 from mixlab.choices import make, plain
 from mixlab.errors import ConfigError, require
-from mixlab.report.files import write_whole
+from mixlab.files import write_whole
 from mixlab.version import VERSION
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from mixlab.data.open import splits
 from mixlab.data.vtab import TASKS
 from mixlab.errors import ConfigError, DataError, TrainingError
+from mixlab.files import write_whole
 from mixlab.training.recipe import Recipe, load_recipe
 from mixlab.training.run import RESULT, RunResult, resume, train
-from mixlab.training.watch import write_whole
 
 TRANSFER = "transfer.json"
 

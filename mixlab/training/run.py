@@ -22,13 +22,14 @@ from mixlab.data.subset import Joined
 from mixlab.data.transforms import BatchMix, eval_transform, train_transform
 from mixlab.deploy import compile_blocks
 from mixlab.errors import ConfigError, DataError, TrainingError
+from mixlab.files import write_whole
 from mixlab.tasks.classification import Classification, accuracy
 from mixlab.training.fits import micro_batch
 from mixlab.training.loop import Callback, Metrics, Trainer, derive
 from mixlab.training.optimise import freeze
 from mixlab.training.processes import Processes, processes
 from mixlab.training.recipe import Recipe, load_recipe, parse_recipe
-from mixlab.training.watch import Files, ProgressBar, TensorBoard, write_whole
+from mixlab.training.watch import Files, ProgressBar, TensorBoard
 from mixlab.version import VERSION
 from mixlab.weights import save_weights
 from mixlab.zoo import create_model, ensemble_row, model_config

@@ -3,15 +3,14 @@
 import csv
 import io
 import json
-import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mixlab.files import write_whole
 from mixlab.training.loop import Callback, Metrics, Trainer
 from mixlab.weights import save_weights
 
@@ -91,13 +90,3 @@ class TensorBoard(Callback):
     def end(self, run: Trainer) -> None:
         if self.writer is not None:
             self.writer.close()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that is never seen half written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
