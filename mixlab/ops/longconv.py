@@ -27,6 +27,7 @@ from mixlab.guards import may_overwrite, without_autocast
 
 Form = Literal["direct", "matrix", "fft"]
 FFT_NUMBERS = 2**20  # real numbers that are transformed at once: 4 MB
+MATRIX_NUMBERS = 2**21  # in the spectra of images that are transformed together: 8 MB
 CONSTANTS = 128  # matrices of the Fourier transform that are kept
 
 
@@ -198,6 +199,19 @@ def prepare_matrix(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
 
 
 def convolve_matrix(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    """As many images at a time as keep their spectra near the processor."""
+    if not may_overwrite():
+        return transform_by_matrices(x, kernel, spans)
+    group = max(1, MATRIX_NUMBERS // max(1, kernel.numel()))
+    if group >= x.shape[0]:
+        return transform_by_matrices(x, kernel, spans)
+    out = torch.empty_like(x)
+    for part, target in zip(x.split(group), out.split(group), strict=True):
+        target.copy_(transform_by_matrices(part, kernel, spans))
+    return out
+
+
+def transform_by_matrices(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     rows, columns = both(spans)
     batch, channels, halves = x.shape[0], x.shape[-1], columns.period // 2 + 1
     image = x.reshape(batch, rows.size, columns.size, channels)
