@@ -98,9 +98,10 @@ class ModelConfig:
             row["image_size"] = parse_image_size(row["image_size"])
         if isinstance(row.get("drop_path"), (int, float)):
             row["drop_path"] = {"rate": row["drop_path"]}
-        if "preprocessing" not in row and row.get("in_channels", 3) != 3:
+        given = row.get("preprocessing", {})
+        if row.get("in_channels", 3) != 3 and isinstance(given, Mapping):
             halves = (0.5,) * row["in_channels"] if isinstance(row["in_channels"], int) else ()
-            row["preprocessing"] = {"mean": halves, "std": halves}
+            row["preprocessing"] = {"mean": halves, "std": halves, **given}
         return make(cls, row, "the model")
 
     def __post_init__(self) -> None:

@@ -359,3 +359,10 @@ def test_bad_requests_say_what_to_do(name: Any, overrides: dict[str, Any], messa
 def test_a_model_without_name_and_weights_is_an_error() -> None:
     with pytest.raises(ConfigError, match="needs a model name"):
         mixlab.create_model()
+
+
+@pytest.mark.parametrize("name", mixlab.list_models("*_pico"))
+def test_every_family_takes_grey_images(name: str) -> None:
+    model = mixlab.create_model(name, in_channels=1, num_classes=3).eval()
+    assert len(model.config.preprocessing.mean) == 1
+    assert model(torch.randn(1, 1, 32, 40)).shape == (1, 3)
