@@ -134,6 +134,9 @@ def test_every_line_of_table_3_of_hyenapixel_builds_and_trains(ablation: str, si
 def test_hyena_works_in_every_frame(name: str, mixer: str) -> None:
     model = mixlab.create_model(name, mixers=mixer, num_classes=5, pool="mean")
     model(torch.randn(1, 3, 40, 56)).square().sum().backward()
+    filters = [p for name, p in model.named_parameters() if name.endswith("filter.positions")]
+    assert filters
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in filters)
 
 
 # Tables 4 and 5 of the Vision-LSTM paper, line by line

@@ -49,9 +49,10 @@ def accuracy(
     for batch in loader.epoch(0):
         labels = batch.labels.to(processes.device)
         scores = model(batch.images.to(processes.device)).float()
-        ranks = (scores > scores.gather(1, labels[:, None])).sum(1)  # how many classes are ahead of the right one
+        # classes that are not behind the right one: equal scores and scores that are no numbers count against it
+        ranks = (~(scores < scores.gather(1, labels[:, None]))).sum(1) - 1
         loss = F.cross_entropy(scores, labels, reduction="sum")
-        sums += torch.stack([(ranks < 1).sum(), (ranks < 5).sum(), loss, torch.tensor(len(labels))]).to(sums)
+        sums += torch.stack([(ranks < 1).sum(), (ranks < 5).sum(), loss, torch.ones_like(labels).sum()]).to(sums)
         if watch is not None:
             watch(len(labels))
     first, five, loss, count = processes.sum(sums).tolist()

@@ -25,7 +25,7 @@ from mixlab.report import (
     write_page,
 )
 from mixlab.training.recipe import flat, load_recipe
-from mixlab.training.run import RESULT, RunResult, resume, train
+from mixlab.training.run import CONFIG, RunResult, resume, train
 from mixlab.zoo import list_models
 
 RESULTS, PAGE, TABLE = "comparison.json", "comparison.html", "comparison.csv"
@@ -101,7 +101,7 @@ def one_run(
     **settings: Any,
 ) -> RunResult:
     """A run from the start, or from where an earlier call was cut off."""
-    if (place / "config.json").exists() and ((place / "last.ckpt").exists() or (place / RESULT).exists()):
+    if (place / CONFIG).exists():
         return resume(place, progress=progress)
     return train(name, data, out=place, recipe=recipe, changes=changes, progress=progress, **settings)
 

@@ -13,7 +13,7 @@ from mixlab.data.vtab import TASKS
 from mixlab.errors import ConfigError, DataError, TrainingError
 from mixlab.files import write_whole
 from mixlab.training.recipe import Recipe, load_recipe
-from mixlab.training.run import RESULT, RunResult, resume, train
+from mixlab.training.run import CONFIG, RunResult, resume, train
 
 TRANSFER = "transfer.json"
 
@@ -55,7 +55,7 @@ def transfer(
     def run(lr: float, seed: int, parts: tuple[str, ...]) -> RunResult:
         place = folder / "-".join(parts) / f"lr{lr:g}" / f"seed{seed}"
         own = {**(changes or {}), "optimiser.lr": lr}
-        if (place / "last.ckpt").exists() or (place / RESULT).exists():
+        if (place / CONFIG).exists():
             done = resume(place, progress=progress)
         else:
             options = {"weights": weights, "seed": seed, "train_splits": parts, **settings}

@@ -15,6 +15,8 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 def save_state(folder: Path, state: dict[str, Any]) -> None:
     """Write `last.ckpt`; what was there becomes `previous.ckpt`. A failure leaves both as they were."""
     temporary = folder / f".{LAST}.{os.getpid()}"
+    for left in folder.glob(f".{LAST}.*"):  # by a process that was killed while it wrote
+        left.unlink(missing_ok=True)
     try:
         with temporary.open("wb") as file:
             torch.save(state, file)
@@ -31,6 +33,11 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def has_state(folder: Path) -> bool:
+    """Whether a run got far enough to save anything."""
+    return any((folder / name).exists() for name in (LAST, PREVIOUS))
 
 
 def load_state(folder: Path) -> tuple[dict[str, Any], str]:

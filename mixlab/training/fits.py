@@ -7,14 +7,17 @@ from torch import Tensor
 
 from mixlab.backbone import Backbone
 from mixlab.errors import ConfigError
+from mixlab.training.processes import Processes
 
 SHARE = 0.5  # of the free memory for what the backward pass keeps; the rest is for temporaries, data and others
 MOST = 256  # images at once; more do not make a step more efficient
 
 
-def micro_batch(model: Backbone, image_size: tuple[int, int], per_process: int, device: torch.device) -> int:
+def micro_batch(model: Backbone, image_size: tuple[int, int], per_process: int, processes: Processes) -> int:
     """The largest divisor of a process's share of the batch that fits into memory."""
-    free = free_bytes(device)
+    free = free_bytes(processes.device)
+    if free is not None and processes.device.type == "cpu":
+        free //= processes.world  # on this machine, for all that is known
     most = MOST if free is None else min(MOST, int(SHARE * free / max(1, bytes_per_image(model, image_size))))
     if most < 1:
         raise ConfigError(

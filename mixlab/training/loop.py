@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from mixlab.backbone import Backbone
 from mixlab.data.loader import Batch, Loader
+from mixlab.data.seeding import seed_of
 from mixlab.errors import TrainingError
-from mixlab.guards import check_cpu_dtype
 from mixlab.training.checkpoint import load_state, save_state
 from mixlab.training.optimise import LearningRate, build_optimiser, clip, total_updates
 from mixlab.training.processes import Processes
 from mixlab.training.recipe import Recipe
-from mixlab.training.sharding import Wrapped, gather, restore, wrap
+from mixlab.training.sharding import Wrapped, gather, restore, whole, wrap
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
 Metrics = dict[str, float]
@@ -83,16 +83,19 @@ class Trainer:
             )
         self.total = total_updates(recipe.schedule, self.updates_per_epoch)
         self.wrapped: Wrapped = wrap(self.model, self.processes, sharding)
+        if self.wrapped.kind == "fsdp" and recipe.ema_decay is not None:
+            raise TrainingError("An average of weights (ema_decay) needs copies of the model: use sharding = ddp.")
         self.optimiser = build_optimiser(self.model, recipe)
         self.schedule = LearningRate(self.optimiser, recipe, self.updates_per_epoch)
         self.ema = None if recipe.ema_decay is None else ModelEmaV3(self.model, decay=recipe.ema_decay)
-        device = self.processes.device.type
-        self.scaler = torch.amp.GradScaler(device, enabled=recipe.precision == "float16" and device == "cuda")
+        self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=recipe.precision == "float16")
         self.update = 0
         self.loss_sum, self.seconds = 0.0, 0.0
         self.best: Metrics | None = None
+        self.improved = False  # with the last epoch
         self.history: list[Metrics] = []
-        self.stopping = False
+        self.asked_to_stop = False  # this process, by a signal
+        self.stopping = False  # all processes, which agree on the update
         self.saved = time.monotonic()
 
     # -- the run ---------------------------------------------------------------------------------
@@ -100,12 +103,14 @@ class Trainer:
     def fit(self) -> None:
         """Train to the end, or until Ctrl-C or SIGTERM: then the state is saved and `stopping` is true."""
         self.notify("start")
-        with self.stopping_politely():
-            while self.update < self.total and not self.stopping:
-                self.run_epoch()
-        if self.stopping:
-            self.save()
-        self.notify("end")
+        try:
+            with self.stopping_politely():
+                while self.update < self.total and not self.stopping:
+                    self.run_epoch()
+            if self.stopping:
+                self.save()
+        finally:
+            self.notify("end")
 
     def run_epoch(self) -> None:
         """The rest of the epoch that the next update is in, then its evaluation."""
@@ -119,6 +124,7 @@ class Trainer:
             self.loss_sum += loss
             self.update += 1
             self.notify("update", loss, lr)
+            self.stopping = self.stopping or (self.asked_to_stop and self.processes.world == 1)
             if number == last - 1:  # an epoch is saved with its evaluation, or it would be lost
                 break
             if self.stopping or self.save_is_due():
@@ -154,6 +160,10 @@ class Trainer:
     def evaluated(self) -> nn.Module:
         return self.model if self.ema is None else self.ema.module
 
+    def whole_model(self) -> nn.Module:
+        """What is evaluated, with all weights in one place; every process must ask."""
+        return whole(self.wrapped, self.model, self.optimiser) if self.wrapped.kind == "fsdp" else self.evaluated
+
     @property
     def rate(self) -> float:
         return max(float(group["lr"]) for group in self.optimiser.param_groups)
@@ -167,7 +177,7 @@ class Trainer:
         total = torch.zeros((), device=self.processes.device)
         for index, batch in enumerate(batches):
             batch = to_device(batch, self.processes.device)
-            seed = derive(self.seed, self.update, index, self.processes.rank)
+            seed = seed_of(self.seed, self.update, index, self.processes.rank)
             torch.manual_seed(seed)
             with self.wrapped.accumulating(last=index == len(batches) - 1):
                 with self.autocast():
@@ -177,7 +187,9 @@ class Trainer:
             total += scaled.detach()
         self.scaler.unscale_(self.optimiser)
         norm = clip(self.model, self.recipe.optimiser.clip_norm)
-        value = float(self.processes.sum(total)) / self.processes.world
+        asked = torch.full_like(total, float(self.asked_to_stop))
+        value, stop = self.processes.sum(torch.stack([total, asked])).tolist()
+        value, self.stopping = value / self.processes.world, stop > 0
         if not math.isfinite(value) or not (self.scaler.is_enabled() or torch.isfinite(norm)):
             raise TrainingError(self.diagnosis(batches, value, lr))
         self.scaler.step(self.optimiser)
@@ -191,8 +203,6 @@ class Trainer:
         device, dtype = self.processes.device.type, DTYPES[self.recipe.precision]
         if dtype is torch.float32:
             return contextlib.nullcontext()
-        if device == "cpu":
-            check_cpu_dtype(dtype)
         return torch.autocast(device, dtype)
 
     def diagnosis(self, batches: Sequence[Batch], value: float, lr: float) -> str:
@@ -264,7 +274,7 @@ class Trainer:
         before = {number: signal.getsignal(number) for number in signals}
 
         def stop(number: int, frame: object) -> None:
-            self.stopping = True
+            self.asked_to_stop = True
             for one in signals:
                 signal.signal(one, before[one])
 
@@ -275,17 +285,6 @@ class Trainer:
         finally:
             for number in signals:
                 signal.signal(number, before[number])
-
-
-def derive(*parts: int) -> int:
-    """A seed from numbers: equal for equal ones, and nothing alike for neighbours (splitmix64)."""
-    mask, state = 2**64 - 1, 0
-    for part in parts:
-        state = (state + part + 0x9E3779B97F4A7C15) & mask
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
-        state ^= state >> 31
-    return state >> 1
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -308,7 +307,7 @@ def first_bad_output(run: Trainer, batches: Sequence[Batch]) -> str:
 
     handles = [module.register_forward_hook(watch(name)) for name, module in run.model.named_modules() if name]
     for index, batch in enumerate(batches):
-        torch.manual_seed(derive(run.seed, run.update, index, run.processes.rank))
+        torch.manual_seed(seed_of(run.seed, run.update, index, run.processes.rank))
         with run.autocast():
             run.model(to_device(batch, run.processes.device).images)
     for handle in handles:

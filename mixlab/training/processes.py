@@ -34,6 +34,13 @@ class Processes:
             dist.all_reduce(values)
         return values
 
+    def least(self, value: int) -> int:
+        """The smallest of all processes' values, on every one."""
+        found = torch.tensor(value, device=self.device)
+        if self.world > 1:
+            dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()

@@ -1,6 +1,7 @@
 """A whole run from names: model, data and recipe in; a folder with weights, metrics and all settings out."""
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -17,18 +18,21 @@ from mixlab.config import parse_image_size
 from mixlab.data.base import ImageData
 from mixlab.data.loader import Loader, explain_dead_workers
 from mixlab.data.open import Split, open_data, require_same_classes, splits
+from mixlab.data.seeding import seed_of
 from mixlab.data.shards import ShardStream
 from mixlab.data.subset import Joined
 from mixlab.data.transforms import BatchMix, eval_transform, train_transform
 from mixlab.deploy import compile_blocks
 from mixlab.errors import ConfigError, DataError, TrainingError
 from mixlab.files import write_whole
+from mixlab.guards import check_cpu_dtype
 from mixlab.tasks.classification import Classification, accuracy
+from mixlab.training.checkpoint import has_state
 from mixlab.training.fits import micro_batch
-from mixlab.training.loop import Callback, Metrics, Trainer, derive
+from mixlab.training.loop import DTYPES, Callback, Metrics, Trainer
 from mixlab.training.optimise import freeze
 from mixlab.training.processes import Processes, processes
-from mixlab.training.recipe import Recipe, load_recipe, parse_recipe
+from mixlab.training.recipe import load_recipe, parse_recipe
 from mixlab.training.watch import Files, ProgressBar, TensorBoard
 from mixlab.version import VERSION
 from mixlab.weights import save_weights
@@ -89,32 +93,33 @@ def train(
     `changes` override the recipe by dotted key, such as {"optimiser.lr": 1e-3}; `settings` are fields of `RunConfig`:
     seed, weights, options (of the model), micro, workers, device, compile, checkpointing, freeze_layers, ...
     """
-    folder = Path(out)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise TrainingError(
-            f"The run folder {folder} exists and is not empty. Choose another with --out, or go on with "
-            f"`mixlab train --resume {folder}`."
-        )
     resolved = load_recipe(recipe, model=model, changes=changes)
     row = {"model": model, "data": os.fspath(data), "recipe": resolved.plain(), **settings}
     config: RunConfig = make(RunConfig, row, "the run")
-    return run(config, folder, callbacks=callbacks, progress=progress)
+    return run(config, Path(out), callbacks=callbacks, progress=progress)
 
 
 def resume(folder: str | PathLike[str], *, callbacks: Sequence[Callback] = (), progress: bool = True) -> RunResult:
-    """Go on with a run that was stopped or killed, from its newest complete checkpoint."""
+    """Go on with a run that was stopped or killed, from its newest complete checkpoint, else from the start."""
     path = Path(folder)
     return run(read_config(path), path, callbacks=callbacks, progress=progress, resumed=True)
 
 
-def read_config(folder: Path) -> RunConfig:
+def repeat(config: str | PathLike[str], out: str | PathLike[str], *, progress: bool = True) -> RunResult:
+    """Do a run again from its config.json, or its folder, into another folder."""
+    return run(read_config(Path(config)), Path(out), progress=progress)
+
+
+def read_config(source: Path) -> RunConfig:
+    """From a run's folder or the file itself."""
+    path = source / CONFIG if source.is_dir() else source
     try:
-        row = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        row = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise TrainingError(f"{folder} is not a run folder: it has no {CONFIG}.") from error
+        raise TrainingError(f"{source} is not a run folder: it has no {CONFIG}.") from error
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{folder / CONFIG} cannot be read: {error}") from error
-    config: RunConfig = make(RunConfig, row, f"{folder / CONFIG}")
+        raise TrainingError(f"{path} cannot be read: {error}") from error
+    config: RunConfig = make(RunConfig, row, str(path))
     return config
 
 
@@ -127,24 +132,33 @@ def run(
     resumed: bool = False,
 ) -> RunResult:
     with processes(config.device) as own:
-        return Preparation(config, folder, own).execute(callbacks, progress=progress, resumed=resumed)
+        if own.first and not resumed:  # the others may come when the first has begun to write
+            check_new(folder)
+        return Preparation(config, folder, own, resumed=resumed).execute(callbacks, progress=progress)
+
+
+def check_new(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TrainingError(
+            f"The run folder {folder} exists and is not empty. Choose another with --out, or go on with "
+            f"`mixlab train --resume {folder}`."
+        )
 
 
 class Preparation:
     """Everything that can be wrong is found here, before the first step."""
 
-    def __init__(self, config: RunConfig, folder: Path, own: Processes) -> None:
-        self.config, self.folder, self.processes = config, folder, own
+    def __init__(self, config: RunConfig, folder: Path, own: Processes, *, resumed: bool = False) -> None:
+        self.config, self.folder, self.processes, self.resumed = config, folder, own, resumed
         self.recipe = parse_recipe(config.recipe, "the run's recipe")
+        check_precision(self.recipe.precision, own.device)
         self.train_data, self.val_data = self.open_splits()
-        torch.manual_seed(derive(config.seed, 1))
+        torch.manual_seed(seed_of(config.seed, 1))
         self.model = self.build_model()
         size = self.recipe.image_size
         self.image_size = parse_image_size(size if size is not None else list(self.model.config.image_size))
         self.per_process = self.share()
-        self.micro = config.micro or micro_batch(self.model, self.image_size, self.per_process, own.device)
-        if self.per_process % self.micro:
-            raise ConfigError(f"micro = {self.micro} does not divide the {self.per_process} images of a process.")
+        self.micro = self.images_at_once()
 
     def open_splits(self) -> tuple[ImageData | ShardStream, ImageData | ShardStream]:
         names = splits(self.config.data)
@@ -168,7 +182,7 @@ class Preparation:
         drops = {"rate": self.recipe.drop_path, "schedule": self.recipe.drop_path_schedule}
         drops = {key: value for key, value in drops.items() if value is not None}
         options |= {"drop_path": drops} if drops and "drop_path" not in options else {}
-        if self.recipe.head_dropout is not None and uses_dropout(self.config.model):
+        if self.recipe.head_dropout is not None and "head" not in options and uses_dropout(self.config.model):
             options |= {"head": {"dropout": self.recipe.head_dropout}}
         model = create_model(self.config.model, weights=self.config.weights, **options)
         model.class_names = tuple(self.train_data.class_names)
@@ -191,6 +205,17 @@ class Preparation:
             )
         return batch // world
 
+    def images_at_once(self) -> int:
+        """The same on every process, or their steps would not meet."""
+        micro = self.config.micro
+        if micro is None:
+            return self.processes.least(micro_batch(self.model, self.image_size, self.per_process, self.processes))
+        if self.resumed:  # perhaps on another number of processes
+            return math.gcd(micro, self.per_process)
+        if self.per_process % micro:
+            raise ConfigError(f"micro = {micro} does not divide the {self.per_process} images of a process.")
+        return micro
+
     # -- the parts -------------------------------------------------------------------------------
 
     def loader(self, data: ImageData | ShardStream, transform: Any, *, training: bool, batch: int) -> Loader:
@@ -199,7 +224,7 @@ class Preparation:
             transform,
             batch_size=batch,
             train=training,
-            seed=derive(self.config.seed, 2),
+            seed=seed_of(self.config.seed, 2),
             repeats=self.recipe.augmentation.repeats if training else 1,
             workers=self.config.workers,
             rank=self.processes.rank,
@@ -229,9 +254,9 @@ class Preparation:
 
     # -- the run ---------------------------------------------------------------------------------
 
-    def execute(self, callbacks: Sequence[Callback], *, progress: bool, resumed: bool) -> RunResult:
+    def execute(self, callbacks: Sequence[Callback], *, progress: bool) -> RunResult:
         config = self.config
-        self.write_config(resumed=resumed)
+        self.write_config()
         if config.compile:
             compile_blocks(self.model)
         own: list[Callback] = [Files()]
@@ -249,14 +274,14 @@ class Preparation:
             callbacks=[*own, *callbacks],
             save_updates=config.save_updates,
         )
-        if resumed:
+        if self.resumed and has_state(self.folder):
             trainer.resume()
         with explain_dead_workers():
             trainer.fit()
         return self.finish(trainer)
 
-    def write_config(self, *, resumed: bool) -> None:
-        if resumed or not self.processes.first:
+    def write_config(self) -> None:
+        if self.resumed or not self.processes.first:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -271,9 +296,9 @@ class Preparation:
         test = None
         if not trainer.stopping:
             test = self.test(trainer)
-            if self.processes.first and trainer.wrapped.kind != "fsdp":
-                save_weights(trainer.evaluated, self.folder / FINAL)
+            whole = trainer.whole_model()
             if self.processes.first:
+                save_weights(whole, self.folder / FINAL)
                 result = {"history": trainer.history, "best": trainer.best, "test": test}
                 write_whole(self.folder / RESULT, json.dumps(result, indent=1))
         model = trainer.evaluated
@@ -296,14 +321,7 @@ def uses_dropout(model: str) -> bool:
     return model_config(model if row is None else row.members[0]).head.name == "mlp"
 
 
-def describe_recipe(recipe: Recipe) -> str:
-    return f"{recipe.name} ({recipe.source})" if recipe.source else recipe.name
-
-
-def repeat(config: str | PathLike[str], out: str | PathLike[str], *, progress: bool = True) -> RunResult:
-    """Do a run again from its config.json, into another folder."""
-    source = Path(config)
-    row = read_config(source if source.is_dir() else source.parent)
-    if Path(out).exists() and any(Path(out).iterdir()):
-        raise TrainingError(f"The run folder {out} exists and is not empty. Choose another with --out.")
-    return run(row, Path(out), progress=progress)
+def check_precision(precision: str, device: torch.device) -> None:
+    """Before any other arithmetic: later, nothing can be done about a CPU that traps on it."""
+    if device.type == "cpu":
+        check_cpu_dtype(DTYPES[precision])

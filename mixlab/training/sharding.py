@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.backbone import Backbone
+from mixlab.build import build
+from mixlab.ensemble import Ensemble
 from mixlab.errors import TrainingError
 from mixlab.training.processes import Processes
 
@@ -64,6 +66,18 @@ def gather(
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     states: tuple[dict[str, Any], dict[str, Any]] = get_state_dict(model, optimiser, options=options)
     return states
+
+
+def whole(wrapped: Wrapped, model: Backbone, optimiser: torch.optim.Optimizer) -> Backbone:
+    """A model of its own with the weights that the processes share; every process must ask."""
+    weights, _ = gather(wrapped, model, optimiser)
+    with torch.device("meta"):
+        parts = [build(part.config) for part in (model.members if isinstance(model, Ensemble) else [model])]
+        single = Ensemble(parts, name=model.title, average=model.average) if isinstance(model, Ensemble) else parts[0]
+    if weights:  # the first process has them
+        single.load_state_dict(weights, assign=True)
+        single.class_names = model.class_names
+    return single
 
 
 def restore(

@@ -55,6 +55,7 @@ class Files(Callback):
     """`metrics.csv` and `metrics.json` after every epoch, always whole, and the best and last weights."""
 
     def epoch(self, run: Trainer, metrics: Metrics) -> None:
+        weights = run.whole_model() if run.improved else None
         if not run.processes.first:
             return
         buffer = io.StringIO()
@@ -63,8 +64,8 @@ class Files(Callback):
         writer.writerows(run.history)
         write_whole(run.folder / "metrics.csv", buffer.getvalue())
         write_whole(run.folder / "metrics.json", json.dumps(run.history, indent=1))
-        if run.improved and run.wrapped.kind != "fsdp":
-            save_weights(run.evaluated, run.folder / "best.safetensors")
+        if weights is not None:
+            save_weights(weights, run.folder / "best.safetensors")
 
 
 class TensorBoard(Callback):

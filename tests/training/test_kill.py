@@ -79,8 +79,29 @@ def test_two_processes_train_as_one_and_evaluate_every_image_once(tmp_path: Path
     command = [sys.executable, *launcher, *arguments, "--sharding", sharding, "--out", str(tmp_path / "two")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert weights(tmp_path / "one").keys() == weights(tmp_path / "two").keys()
+    assert (tmp_path / "two" / "best.safetensors").exists()
     one, two = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("one", "two"))
     for ours, expected in zip(two, one, strict=True):
         assert ours["images"] == expected["images"] == 360
         assert ours["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-3)
         assert ours["val_loss"] == pytest.approx(expected["val_loss"], rel=5e-3)
+
+
+def test_two_processes_stop_together_and_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ["train", "caformer_pico", *COMMON, *MODEL, *LENGTH[:3], "--epochs", "30", "--save-updates", "3"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mixlab"]
+    command = [sys.executable, *launcher, *arguments, "--out", str(out)]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (out / "last.ckpt").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    before = checkpointed(out)
+    assert before, "the run did not start"
+    process.send_signal(signal.SIGTERM)  # torchrun passes it on, to one process after the other
+    process.wait(timeout=60)
+    assert checkpointed(out) > 0
+    assert not (out / "result.json").exists()
+    done = torch.load(out / "last.ckpt", weights_only=True)["update"]
+    assert 0 < done < 30 * 16

@@ -65,6 +65,44 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, update
     assert losses[0] == losses[1]
 
 
+def test_a_run_that_was_killed_before_it_saved_anything_starts_again(tmp_path: Path) -> None:
+    whole = tiny(tmp_path / "whole")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    assert same_weights(resume(tmp_path / "cut", progress=False), whole)
+
+
+def test_a_config_of_any_name_is_the_one_that_is_repeated(tmp_path: Path) -> None:
+    first = tiny(tmp_path / "first", seed=3)
+    other = json.loads((tmp_path / "first" / "config.json").read_text()) | {"seed": 4}
+    (tmp_path / "first" / "other.json").write_text(json.dumps(other))
+    second = repeat(tmp_path / "first" / "other.json", tmp_path / "second", progress=False)
+    assert not same_weights(first, second)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="exists and is not empty"):
+        repeat(tmp_path / "first", tmp_path / "file", progress=False)
+
+
+def test_half_precision_trains_on_a_cpu(tmp_path: Path) -> None:
+    result = tiny(tmp_path / "run", changes={"precision": "float16"})
+    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
+
+
+def test_watchers_hear_the_end_of_a_run_that_fails(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Fails(Callback):
+        def update(self, run: Trainer, loss: float, lr: float) -> None:
+            raise RuntimeError("mine")
+
+        def end(self, run: Trainer) -> None:
+            heard.append("end")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        tiny(tmp_path / "run", callbacks=[Fails()])
+    assert heard == ["end"]
+
+
 def test_accumulated_steps_are_the_same_update(tmp_path: Path) -> None:
     whole, parts = (tiny(tmp_path / str(micro), micro=micro, changes={"schedule.epochs": 1}) for micro in (128, 32))
     for key, value in weights(whole).items():
