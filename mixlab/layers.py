@@ -12,6 +12,7 @@ from mixlab.choices import Choice, Registry
 from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
+from mixlab.ops.depthwise import depthwise
 from mixlab.ops.norms import global_norm
 
 ACTIVATIONS: Registry[Callable[..., "Activation"]] = Registry("activation")
@@ -50,6 +51,19 @@ def linear_for_fusion(linear: nn.Linear, x: Tensor) -> Tensor:
         product = F.linear(x, linear.weight)
         return product + linear.bias.to(product.dtype)
     return linear(x)
+
+
+class DepthwiseConv(nn.Conv2d):
+    """One odd kernel per channel; the map keeps its size."""
+
+    def __init__(self, channels: int, kernel: int | tuple[int, int], *, bias: bool) -> None:
+        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
+        padding = (height // 2, width // 2)
+        super().__init__(channels, channels, (height, width), padding=padding, groups=channels, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = self.kernel_size
+        return depthwise(x, self.weight, self.bias, (height // 2, width // 2))
 
 
 @ACTIVATIONS.register("relu")

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
+from mixlab.layers import DepthwiseConv
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.ops.convattention import factorised_attention
 
@@ -46,7 +47,7 @@ class ConvPosition(nn.Module):
 
     def __init__(self, dim: int, *, bias: bool, kernel: int = 3) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(dim, dim, kernel, padding=kernel // 2, groups=dim, bias=bias)
+        self.conv = DepthwiseConv(dim, kernel, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         placed = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
@@ -60,8 +61,7 @@ class ConvRelativePosition(nn.Module):
         super().__init__()
         self.widths = widths
         self.convs = nn.ModuleList(
-            nn.Conv2d(width, width, window, padding=window // 2, groups=width, bias=bias)
-            for width, window in zip(widths, windows, strict=True)
+            DepthwiseConv(width, window, bias=bias) for width, window in zip(widths, windows, strict=True)
         )
 
     def forward(self, mixed: Tensor, query: Tensor, value: Tensor, grid: Grid) -> Tensor:

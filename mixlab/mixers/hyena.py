@@ -17,7 +17,7 @@ from mixlab.errors import require
 from mixlab.grid import Grid
 from mixlab.guards import without_autocast
 from mixlab.kept import Kept, may_keep
-from mixlab.layers import is_plain
+from mixlab.layers import DepthwiseConv, is_plain
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.modules import Modules
 from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d
@@ -343,8 +343,8 @@ class SeparableConv(nn.Module):
     def __init__(self, dim: int, kernel: tuple[int, int]) -> None:
         super().__init__()
         height, width = kernel
-        self.down = nn.Conv2d(dim, dim, (height, 1), padding=(height // 2, 0), groups=dim, bias=False)
-        self.across = nn.Conv2d(dim, dim, (1, width), padding=(0, width // 2), groups=dim, bias=False)
+        self.down = DepthwiseConv(dim, (height, 1), bias=False)
+        self.across = DepthwiseConv(dim, (1, width), bias=False)
         self.bias = nn.Parameter(torch.randn(dim))
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
@@ -375,8 +375,8 @@ class Hyena(Mixer):
         super().__init__()
         self.causal, self.gate_first, self.plane = causal, gate_first, not isinstance(conv, SequenceConv)
         self.project = nn.Linear(dim, 3 * dim)
-        padding = (0, 0) if causal else (short[0] // 2, short[1] // 2)
-        self.short = nn.Conv2d(3 * dim, 3 * dim, short, padding=padding, groups=3 * dim)
+        padded = DepthwiseConv(3 * dim, short, bias=True)
+        self.short = nn.Conv2d(3 * dim, 3 * dim, short, groups=3 * dim) if causal else padded
         self.conv = conv
         self.inner_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()
         self.outer_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError, require
 from mixlab.grid import Grid
-from mixlab.layers import Activation, ActivationChoice, activation
+from mixlab.layers import Activation, ActivationChoice, DepthwiseConv, activation
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 
 
@@ -34,7 +34,7 @@ class SepConv(Mixer):
         super().__init__()
         self.widen = nn.Linear(dim, hidden, bias=bias)
         self.act = act
-        self.depthwise = nn.Conv2d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=bias)
+        self.depthwise = DepthwiseConv(hidden, kernel, bias=bias)
         self.narrow = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:

@@ -1,5 +1,7 @@
 """StarReLU (MetaFormer, Eq. 15) in as few passes over memory as eager mode allows."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,12 +16,68 @@ def squared_relu(x: Tensor, *, overwrite: bool = False) -> Tensor:
     """relu(x)^2. `overwrite` lets it use x's memory, which only a caller that owns x may allow."""
     if x.dtype is torch.float16:  # 256 squared is infinite there
         return torch.relu(x.float()).square()
-    return x.relu_().square_() if overwrite else torch.relu(x).square()
+    if is_trained(x):
+        squared: Tensor = SquaredReLU.apply(x)
+        return squared
+    return x.relu_().square_() if overwrite else torch.relu(x).square_()
 
 
 def star_relu(x: Tensor, scale: Tensor, bias: Tensor, *, overwrite: bool = False) -> Tensor:
     """`star_relu_reference` with the scale and the bias in one pass."""
-    return torch.addcmul(bias, squared_relu(x, overwrite=overwrite), scale).to(x.dtype)
+    if is_trained(x) and x.dtype is scale.dtype is bias.dtype is not torch.float16:
+        result: Tensor = StarReLU.apply(x, scale, bias)
+        return result
+    squared = squared_relu(x, overwrite=overwrite)
+    if squared.dtype is scale.dtype is bias.dtype and not torch.is_grad_enabled():
+        return squared.mul_(scale).add_(bias).to(x.dtype)
+    return torch.addcmul(bias, squared, scale).to(x.dtype)
+
+
+def is_trained(x: Tensor) -> bool:
+    """Whether gradients will be asked for that were not written by a compiler."""
+    return torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
+
+
+class SquaredReLU(torch.autograd.Function):
+    """relu(x)^2, whose gradient is 2 relu(x); that can be differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.relu(x).square_()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        kept = torch.relu(*ctx.saved_tensors)
+        return 2 * kept * gradient if torch.is_grad_enabled() else kept.mul_(gradient).mul_(2)
+
+
+class StarReLU(torch.autograd.Function):
+    """scale * relu(x)^2 + bias of one scale and one bias; its gradients can be differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        return torch.relu(x).square_().mul_(scale).add_(bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, scale, bias = ctx.saved_tensors
+        kept = torch.relu(x)
+        product = gradient * kept
+        to_scale = torch.dot(product.reshape(-1), kept.reshape(-1)).view_as(scale)
+        to_x = product * (2 * scale) if torch.is_grad_enabled() else product.mul_(2 * scale)
+        return to_x, to_scale, gradient.sum().view_as(bias)
 
 
 def star_relu_linear_reference(x: Tensor, scale: Tensor, bias: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 GROUP = 32  # channels of neighbouring blocks that go through one dense product
+WHOLE = 48  # channels of a head up to which it is one product, which spares a copy
 
 
 def block_diagonal(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -35,7 +36,9 @@ def block_diagonal_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: 
 
 
 def group_width(channels: int, block: int) -> int:
-    """The widest run of whole blocks up to `GROUP` channels that divides a head."""
+    """The widest run of whole blocks up to `GROUP` channels that divides a head; a narrow head as a whole."""
+    if channels <= WHOLE:
+        return channels
     widths = [width for width in range(block, max(GROUP, block) + 1, block) if channels % width == 0]
     return widths[-1]
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mixlab.guards import may_overwrite, without_autocast
+from mixlab.ops.depthwise import depthwise
 
 Form = Literal["direct", "matrix", "fft"]
 FFT_NUMBERS = 2**20  # real numbers that are transformed at once: 4 MB
@@ -132,7 +133,7 @@ def convolve_direct(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tenso
     image = (x[:, None] if len(spans) == 1 else x).permute(0, 3, 1, 2)
     *rows, columns = spans
     around = [columns.past, columns.future, *((rows[0].past, rows[0].future) if rows else ())]
-    out = F.conv2d(F.pad(image, around), kernel, groups=len(kernel)).permute(0, 2, 3, 1)
+    out = depthwise(F.pad(image, around), kernel, None, (0, 0)).permute(0, 2, 3, 1)
     return out[:, 0] if len(spans) == 1 else out
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mixlab.guards import without_autocast
 
@@ -20,6 +21,7 @@ CHUNK = 64  # steps that are computed in parallel; the paper's count of operatio
 GROUP = 16  # chunks that are computed at once
 MOST = 80.0  # the largest exponent that is taken: its gradient is finite in float32
 LEAST = -60.0  # the smallest logarithm of a weight that is told from nothing
+NARROW = 40.0  # how much a stabiliser may grow within a chunk for its decay to be split
 NEVER = -1e30  # the logarithm of nothing: finite, so that differences of two of them are
 
 
@@ -219,16 +221,14 @@ def read_group(
         begun = None if state is None else flat_state(state, lead)
         front, after = carry(written, decay[..., -1], peak[..., -1], begun, final_state=final_state)
         peak = torch.maximum(peak, front.stabiliser.detach()[..., None])
-    near, high = gain.to(dtype), peak.to(dtype)
-    lost, over = rounding(gain, near), rounding(high, peak)
-    output, norm = read_within(query, key * lost[..., None].to(key.dtype), value, near, high)
+    output, norm, over = read_own_chunk(query, key, value, gain, peak)
     if front is not None:
         carried = (decay_weight(front.stabiliser[..., None] - peak) / over)[..., None]
         read = query * carried.to(query.dtype)
         output = add_product(output, read, front.memory.to(read.dtype))
         norm = norm + (read * front.normaliser[..., None, :]).sum(-1)
-    size_of = (divisor(norm * over, (decay + peak).to(dtype), eps) / over)[..., None].to(output.dtype)
-    output = output / size_of if torch.is_grad_enabled() else output.div_(size_of)
+    share = (over / divisor(norm * over, (decay + peak).to(dtype), eps))[..., None].to(output.dtype)
+    output = output * share if torch.is_grad_enabled() else output.mul_(share)
     output = output.flatten(1, 2)[:, :steps].reshape(*lead, steps, value.shape[-1])
     return output, None if after is None else State(*(part.to(dtype).reshape(lead + part.shape[1:]) for part in after))
 
@@ -260,19 +260,92 @@ def cut(sequence: Tensor, size: int, padding: float = 0.0) -> Tensor:
     return flat.contiguous().unflatten(1, (flat.shape[1] // size, size))
 
 
-def read_within(query: Tensor, key: Tensor, value: Tensor, gain: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
-    """What steps read from their own chunk and its share of n q, rows of steps at a time: later steps cost nothing."""
-    steps, scale = query.shape[2], query.shape[3] ** -0.5
+def read_own_chunk(
+    query: Tensor, key: Tensor, value: Tensor, gain: Tensor, peak: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What steps read from their own chunk, its share of n q, and by which factor both are too small."""
+    if is_narrow(query, peak):
+        level = ((peak[..., :1] + peak[..., -1:]) / 2).detach()
+        write = (gain - level).clamp(min=LEAST).exp()[..., None].to(key.dtype)
+        read = ((level - peak).exp() * query.shape[-1] ** -0.5)[..., None].to(query.dtype)
+        return *Within.apply(query * read, key * write, value), peak.new_ones(())
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    near, high = gain.to(dtype), peak.to(dtype)
+    lost, over = rounding(gain, near), rounding(high, peak)
+    return *read_within(query, key * lost[..., None].to(key.dtype), value, near, high), over
+
+
+def is_narrow(query: Tensor, peak: Tensor) -> bool:
+    """Whether the decay from step to step, exp(gain_j - peak_t), may be split into two factors that stay in range.
+
+    Looking is for free on a CPU only; other devices would have to wait, and compilers cannot look at all.
+    """
+    if torch.compiler.is_compiling() or query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64):
+        return False
+    return bool(peak[..., -1].sub(peak[..., 0]).max() < NARROW) if peak.numel() else False
+
+
+class Within(torch.autograd.Function):
+    """The causal part of query key^T, times the values and summed over the keys; later steps cost nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        scores = [
+            causal_(query[..., here, :] @ key[..., seen, :].mT, here.start) for here, seen in row_blocks(query.shape[2])
+        ]
+        ctx.save_for_backward(query, key, value, *scores)
+        blocks = [slice(0, one.shape[-1]) for one in scores]
+        outputs = [one @ value[..., seen, :] for one, seen in zip(scores, blocks, strict=True)]
+        return joined(outputs), joined([one.sum(-1) for one in scores])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, *scores = ctx.saved_tensors
+        to_key, to_value = key, value
+        to_query: list[Tensor] = []
+        for (here, seen), score in reversed(list(zip(row_blocks(query.shape[2]), scores, strict=True))):
+            flat = (norm[..., here, None], output[..., here, :], value[..., seen, :].mT)
+            inner = torch.baddbmm(*(part.flatten(0, 1) for part in flat)).view_as(score)  # (X, chunks, rows, seen)
+            inner = causal_(inner, here.start)
+            to_query.insert(0, inner @ key[..., seen, :])
+            keys, values = inner.mT @ query[..., here, :], score.mT @ output[..., here, :]
+            if seen.stop == query.shape[2]:  # the last rows come first and see everything
+                to_key, to_value = keys, values
+            else:
+                to_key[..., seen, :] += keys
+                to_value[..., seen, :] += values
+        return joined(to_query), to_key, to_value
+
+
+def row_blocks(steps: int) -> list[tuple[slice, slice]]:
+    """Rows of steps that are computed at a time, and all steps up to their last."""
     rows = -(-steps // -(-steps // CHUNK))
-    outputs, norms = [], []
-    for first in range(0, steps, rows):
-        here, seen = slice(first, first + rows), slice(0, first + rows)
-        weights = decay_matrix(gain[..., seen], peak[..., here], first).mul_(scale)
+    return [(slice(first, first + rows), slice(0, min(first + rows, steps))) for first in range(0, steps, rows)]
+
+
+def causal_(scores: Tensor, first: int) -> Tensor:
+    """Zeros for steps later than the row's own, in place; rows (..., t, j) begin with step `first`."""
+    rows = scores.shape[-2]
+    scores[..., first:].mul_(scores.new_ones(rows, rows).tril_())
+    return scores
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Rows of steps as one tensor again."""
+    return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+
+
+def read_within(query: Tensor, key: Tensor, value: Tensor, gain: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for any decay: what steps read from their own chunk and its share of n q."""
+    scale, outputs, norms = query.shape[3] ** -0.5, [], []
+    for here, seen in row_blocks(query.shape[2]):
+        weights = decay_matrix(gain[..., seen], peak[..., here], here.start).mul_(scale)
         scores = (query[..., here, :] @ key[..., seen, :].mT).to(weights.dtype)
         scores = scores * weights if torch.is_grad_enabled() else scores.mul_(weights)
         outputs.append(scores.to(value.dtype) @ value[..., seen, :])
         norms.append(scores.sum(-1))
-    return (torch.cat(outputs, 2), torch.cat(norms, 2)) if len(outputs) > 1 else (outputs[0], norms[0])
+    return joined(outputs), joined(norms)
 
 
 def decay_matrix(gain: Tensor, peak: Tensor, first: int = 0) -> Tensor:

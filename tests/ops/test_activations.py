@@ -34,3 +34,28 @@ def test_star_relu_linear_equals_one_after_the_other_also_in_gradients(rows: int
     fast = star_relu_linear(x, scale, bias, weight, offset)
     slow = star_relu_linear_reference(x, scale, bias, weight, offset)
     assert_agree(fast, slow, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_star_relu_gradients_are_those_of_its_equation(dtype: torch.dtype) -> None:
+    inputs = [torch.randn(64, 33).to(dtype), torch.tensor([0.8944]).to(dtype), torch.tensor([-0.4472]).to(dtype)]
+    ours = [tensor.clone().requires_grad_() for tensor in inputs]
+    expected = [tensor.double().requires_grad_() for tensor in inputs]
+    weights = torch.randn(64, 33)
+    (star_relu(*ours) * weights).sum().backward()
+    (star_relu_reference(*expected) * weights).sum().backward()
+    for one, other in zip(ours, expected, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        bound = 1e-5 if dtype is torch.float32 else 0.05
+        assert (one.grad - other.grad).abs().max() <= bound * other.grad.abs().max()
+
+
+@pytest.mark.parametrize("what", ["squared", "star"])
+def test_gradients_of_activations_can_be_differentiated_again(what: str) -> None:
+    x = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    scale, bias = (torch.randn(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    if what == "squared":
+        assert torch.autograd.gradgradcheck(squared_relu, (x,))
+    else:
+        assert torch.autograd.gradgradcheck(star_relu, (x, scale, bias))
