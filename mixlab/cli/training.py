@@ -229,6 +229,9 @@ def compare_parser() -> ArgumentParser:
     parser.add_argument("--data", default="digits", help="digits, cifar10:PATH, a folder, a list, shards, ...")
     parser.add_argument("--out", default=None, help="a folder for runs, comparison.json, .csv and .html")
     parser.add_argument("--seeds", type=int, default=1, help="runs per model; their spread tells noise from gain")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at a time, which share the cores: good for small models"
+    )
     parser.add_argument("--max-ms", type=float, default=None, help="latency of one image")
     parser.add_argument("--max-mb", type=float, default=None, help="peak memory of one image")
     parser.add_argument("--max-params", type=float, default=None, help="parameters, such as 2e6")
@@ -254,6 +257,7 @@ def compare(arguments: Namespace) -> None:
         changes=changes_of(arguments),
         seeds=arguments.seeds,
         budget=Budget(**limits),
+        jobs=arguments.jobs,
         **settings_of(arguments),
     )
     header, rows = comparison_rows(result)

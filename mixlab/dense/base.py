@@ -29,7 +29,9 @@ class DenseModel(nn.Module):
     def layer_order(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """The backbone's layers as it orders them, then everything that was built on it as one last layer."""
         prefix = self.backbone_path
-        layers = [(f"{prefix}{name}", tuple(f"{prefix}{one}" for one in own)) for name, own in self.backbone.layer_order]
+        layers = [
+            (f"{prefix}{name}", tuple(f"{prefix}{one}" for one in own)) for name, own in self.backbone.layer_order
+        ]
         inner = {name for _, own in layers for name in own}
         rest = tuple(name for name, _ in self.named_parameters() if name not in inner)
         last, own = layers[-1]
@@ -42,6 +44,4 @@ class DenseModel(nn.Module):
         """Of the backbone what it says itself; elsewhere norms and biases, which have one dimension."""
         prefix = self.backbone_path
         spared = {f"{prefix}{name}" for name in self.backbone.no_decay}
-        return frozenset(
-            spared | {n for n, p in self.named_parameters() if not n.startswith(prefix) and p.ndim <= 1}
-        )
+        return frozenset(spared | {n for n, p in self.named_parameters() if not n.startswith(prefix) and p.ndim <= 1})

@@ -26,6 +26,7 @@ aten = torch.ops.aten
 PER_OUTPUT_ELEMENT = {
     aten.native_layer_norm: 4,
     aten.native_group_norm: 4,
+    aten.native_batch_norm: 2,
     aten.upsample_bilinear2d: 4,
     aten._upsample_bilinear2d_aa: 4,
 }
@@ -46,9 +47,10 @@ FREE = {
     *(aten.empty, aten.zeros, aten.ones, aten.full, aten.arange, aten.scalar_tensor, aten.index, aten.index_select),
     *(aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten._unsafe_view, aten.new_zeros),
     *(aten.new_empty, aten.new_ones, aten.new_full, aten.unsafe_split, aten.unsafe_chunk, aten.transpose_),
-    *(aten.replication_pad2d, aten.promote_types, aten.linspace),
+    *(aten.replication_pad2d, aten.promote_types, aten.linspace, aten.as_strided_),
     # reductions, pooling, softmax
     *(aten.sum, aten.mean, aten.amax, aten.amin, aten.cumsum, aten.avg_pool2d, aten.max_pool2d_with_indices),
+    aten._adaptive_avg_pool2d,
     *(aten._softmax, aten._safe_softmax, aten._log_softmax),
 }
 
@@ -61,17 +63,18 @@ def macs(model: nn.Module, image_size: int | tuple[int, int]) -> int:
 def macs_by_part(model: nn.Module, image_size: int | tuple[int, int]) -> dict[str, int]:
     """The same by part of the data flow: `stem`, `stages.0`, ..., `coscale`, and `head` for everything behind them.
 
-    The parts of an ensemble are its members.
+    The parts of an ensemble are its members. Of a model on a backbone, what is built on it is part of the `head`.
     """
     height, width = parse_image_size(image_size)
     if isinstance(model, Ensemble):
         return {f"members.{index}": macs(member, image_size) for index, member in enumerate(model.members)}
-    backbone = next((part for part in model.modules() if isinstance(part, Backbone)), None)
-    if backbone is None:
+    found = next(((name, part) for name, part in model.named_modules() if isinstance(part, Backbone)), None)
+    if found is None:
         raise ConfigError(f"macs takes a Mixlab model, or a module that holds one; got a {type(model).__name__}.")
+    path, backbone = found
     shadow = on_meta(model)
     counter = MacCounter()
-    for name, module in shadow.named_modules():
+    for name, module in shadow.get_submodule(path).named_modules():
         if re.fullmatch(r"stem|coscale|stages\.\d+", name):
             module.register_forward_pre_hook(counter.enter(name))
             module.register_forward_hook(counter.leave)

@@ -19,7 +19,8 @@ def squared_relu(x: Tensor, *, overwrite: bool = False) -> Tensor:
     if is_trained(x):
         squared: Tensor = SquaredReLU.apply(x)
         return squared
-    return x.relu_().square_() if overwrite else torch.relu(x).square_()
+    kept = x.relu_() if overwrite else torch.relu(x)
+    return kept.square() if torch.is_grad_enabled() else kept.square_()
 
 
 def star_relu(x: Tensor, scale: Tensor, bias: Tensor, *, overwrite: bool = False) -> Tensor:

@@ -1,18 +1,24 @@
 """Which mixer for my data: the same recipe, data, epochs and seeds for a list of models, side by side."""
 
+import multiprocessing
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from mixlab.data.open import open_data, splits
-from mixlab.errors import ConfigError, TrainingError
+from mixlab.errors import ConfigError, TrainingError, require
 from mixlab.evals.macs import macs
 from mixlab.evals.speed import latency_ms, measure_speed, peak_memory_mb
-from mixlab.evals.summary import count
+from mixlab.evals.summary import count, summarise
 from mixlab.report import (
     Budget,
     Comparison,
@@ -25,11 +31,13 @@ from mixlab.report import (
     write_page,
 )
 from mixlab.training.recipe import flat, load_recipe
-from mixlab.training.run import CONFIG, RunResult, resume, train
+from mixlab.training.run import CONFIG, RESULT, RunResult, resume, train
+from mixlab.training.watch import ProgressBar
 from mixlab.zoo import list_models
 
 RESULTS, PAGE, TABLE = "comparison.json", "comparison.html", "comparison.csv"
 SPEED_BATCH = 32
+STOPPED = "Stopped. The same command goes on where it was: "
 
 
 def compare(
@@ -43,23 +51,32 @@ def compare(
     budget: Budget | None = None,
     measure: bool = True,
     progress: bool = True,
+    jobs: int = 1,
     **settings: Any,
 ) -> Comparison:
-    """Train every model with every seed and write the table and the page. Runs that are there already are kept."""
+    """Train every model with every seed and write the table and the page. Runs that are there already are kept.
+
+    `jobs` runs train at a time, each with its share of the threads: small models make better use of the cores so.
+    """
     names = expand(models)
     folder = Path(out)
     images = check_before(names, data, recipe, changes, folder)
+    require(jobs >= 1, f"jobs of 1 or more; got {jobs}.")
     folder.mkdir(parents=True, exist_ok=True)
+    if jobs > 1:
+        runs_wanted = [Run(name, seed, folder / name / f"seed{seed}") for name in names for seed in range(seeds)]
+        train_side_by_side(runs_wanted, data, recipe, changes, jobs=jobs, progress=progress, settings=settings)
     results = []
     for name in names:
         runs = []
         for seed in range(seeds):
             place = folder / name / f"seed{seed}"
-            runs.append(one_run(name, data, place, recipe, changes, progress=progress, seed=seed, **settings))
+            shown = progress and jobs == 1  # else it is finished by now
+            runs.append(one_run(name, data, place, recipe, changes, progress=shown, seed=seed, **settings))
             if runs[-1].stopped:
-                raise TrainingError(f"Stopped. The same command goes on where it was: {command()}")
+                raise TrainingError(STOPPED + command())
         results.append(model_result(runs, measure=measure))
-        comparison = assemble(results, data, recipe, changes, seeds, runs[0], budget, images)
+        comparison = assemble(results, data, recipe, changes, seeds, runs[0], budget, images, jobs)
         write_comparison(comparison, folder / RESULTS)  # after every model, so that nothing is lost
     write_page(comparison, folder / PAGE)
     write_csv(comparison, folder / TABLE)
@@ -106,6 +123,71 @@ def one_run(
     return train(name, data, out=place, recipe=recipe, changes=changes, progress=progress, **settings)
 
 
+# -- several runs at a time ----------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    model: str
+    seed: int
+    place: Path
+
+
+def train_side_by_side(
+    runs: Sequence[Run],
+    data: Any,
+    recipe: Any,
+    changes: Mapping[str, Any] | None,
+    *,
+    jobs: int,
+    progress: bool,
+    settings: Mapping[str, Any],
+) -> None:
+    """Every run in a process of its own, the longest first; one that fails leaves the others to finish."""
+    threads = max(1, torch.get_num_threads() // jobs)
+    spawned = multiprocessing.get_context("spawn")
+    waiting = sorted((run for run in runs if not (run.place / RESULT).exists()), key=lambda run: -cost(run.model))
+    failed: list[str] = []
+    with ProcessPoolExecutor(jobs, spawned, initializer=prepare_worker, initargs=(threads,)) as pool:
+        work = partial(train_quietly, data=data, recipe=recipe, changes=changes, progress=progress, settings=settings)
+        futures = {pool.submit(work, run): run for run in waiting}
+        try:
+            for future in as_completed(futures):
+                error = future.exception()
+                if error is not None:
+                    failed.append(f"{futures[future].model}: {error}")
+                elif future.result():
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            pool.shutdown(cancel_futures=True)
+            raise TrainingError(STOPPED + command()) from interrupt
+    if failed:
+        raise TrainingError("; ".join(failed) + f". The other runs are kept; the same command goes on: {command()}")
+
+
+def cost(model: str) -> int:
+    """A guess at how long a model takes."""
+    return summarise(model).macs
+
+
+def prepare_worker(threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run listens while it trains, and saves itself
+    torch.set_num_threads(threads)
+
+
+def train_quietly(
+    run: Run, *, data: Any, recipe: Any, changes: Mapping[str, Any] | None, progress: bool, settings: Mapping[str, Any]
+) -> bool:
+    """Whether the run was stopped before its end."""
+    watchers = [ProgressBar(f"{run.model} on {data}", bar=False)] if progress else []
+    if (run.place / CONFIG).exists():
+        return resume(run.place, callbacks=watchers, progress=False).stopped
+    given = {"recipe": recipe, "changes": changes, "seed": run.seed, **settings}
+    return train(run.model, data, out=run.place, callbacks=watchers, progress=False, **given).stopped
+
+
+# -- results -------------------------------------------------------------------------------------
+
+
 def model_result(runs: Sequence[RunResult], *, measure: bool) -> ModelResult:
     """What a model reached and what it costs."""
     model = runs[0].model.eval()
@@ -142,6 +224,7 @@ def assemble(
     run: RunResult,
     budget: Budget | None,
     images: int,
+    jobs: int,
 ) -> Comparison:
     resolved = load_recipe(recipe, changes=changes)
     size = run.model.config.image_size
@@ -157,7 +240,7 @@ def assemble(
         budget=budget or Budget(),
         command=command(),
         settings={key: str(value) for key, value in flat(resolved.plain()).items()}
-        | {"images/s": f"batch {SPEED_BATCH}", "latency and memory": "batch 1"},
+        | {"images/s": f"batch {SPEED_BATCH}", "latency and memory": "batch 1", "trained at a time": str(jobs)},
         machine=describe_machine(),
     )
 

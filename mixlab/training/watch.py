@@ -18,13 +18,13 @@ from mixlab.weights import save_weights
 class ProgressBar(Callback):
     """A bar with throughput, loss and time left for people; a line per epoch into files and pipes."""
 
-    def __init__(self, title: str) -> None:
-        self.title, self.images, self.since = title, 0, time.monotonic()
+    def __init__(self, title: str, *, bar: bool = True) -> None:
+        self.title, self.images, self.since, self.has_bar = title, 0, time.monotonic(), bar and sys.stderr.isatty()
         self.console = Console(stderr=True)
         self.bar: Progress | None = None
 
     def start(self, run: Trainer) -> None:
-        if not run.processes.first or not sys.stderr.isatty():
+        if not run.processes.first or not self.has_bar:
             return
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
         status = TextColumn("{task.fields[status]}")

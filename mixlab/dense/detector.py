@@ -1,0 +1,110 @@
+"""Detectors on a backbone: what describes one, and how it is built."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Literal, Self
+
+from mixlab.backbone import Backbone
+from mixlab.choices import make, plain
+from mixlab.dense.base import DenseModel
+from mixlab.ensemble import Ensemble
+from mixlab.errors import ConfigError, require
+from mixlab.weights import load_weights
+from mixlab.zoo import create_model
+
+Kind = Literal["mask_rcnn", "cascade_mask_rcnn", "deformable_detr"]
+LEVELS = 5  # maps that have anchors: strides 4 to 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorConfig:
+    """Everything about a detector but its backbone. Sizes are those with which the papers' detectors were built.
+
+    `masks`: whether there are mask heads, which need masks to train. `norms` puts a layer norm on each map of the
+    backbone (HyenaPixel, section 4.3); `learned_maps` is by default on where all of them have one stride.
+    `anchor_scale` is for images much smaller than 800 px. `nms` is the overlap above which the weaker of two boxes of a
+    class goes. Deformable DETR has `queries`, and no masks, anchors or regions.
+    """
+
+    kind: Kind = "mask_rcnn"
+    num_classes: int
+    masks: bool = True
+    norms: bool = False
+    learned_maps: bool | None = None
+    width: int = 256
+    head_width: int = 1024
+    class_agnostic: bool = False  # one refinement of a box for all classes
+    anchor_sizes: tuple[float, ...] = (32.0, 64.0, 128.0, 256.0, 512.0)
+    anchor_scale: float = 1.0
+    anchor_samples: int = 256  # per image in training
+    region_samples: int = 512
+    proposals: int = 1000  # per image
+    queries: int = 300
+    score_threshold: float = 0.05
+    nms: float = 0.5
+    detections: int = 100  # per image, at most
+
+    def __post_init__(self) -> None:
+        counts = ("num_classes", "width", "head_width", "anchor_samples", "region_samples", "proposals", "queries")
+        for name in (*counts, "detections"):
+            require(getattr(self, name) >= 1, f"{name} of 1 or more; got {getattr(self, name)}.")
+        require(len(self.anchor_sizes) == LEVELS, f"{LEVELS} anchor_sizes, one per map; got {list(self.anchor_sizes)}.")
+        require(
+            min(self.anchor_sizes) > 0 and self.anchor_scale > 0,
+            f"anchor_sizes and an anchor_scale above 0; got {list(self.anchor_sizes)} and {self.anchor_scale}.",
+        )
+        require(
+            0 <= self.score_threshold < 1 and 0 <= self.nms <= 1,
+            f"a score_threshold in [0, 1) and nms in [0, 1]; got {self.score_threshold} and {self.nms}.",
+        )
+
+    @classmethod
+    def parse(cls, row: Mapping[str, Any]) -> Self:
+        return make(cls, row, "the detector")
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready data that `parse` turns back into this config."""
+        return plain(self)
+
+
+def create_detector(
+    backbone: str | Backbone,
+    kind: Kind = "mask_rcnn",
+    *,
+    num_classes: int,
+    weights: str | PathLike[str] | None = None,
+    backbone_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> DenseModel:
+    """A detector on a named backbone, or on one that is there already (it becomes part of the detector).
+
+    `num_classes` does not count the background. `weights` is a file for the backbone, such as one trained to classify.
+    `backbone_options` go to `create_model`, `options` are fields of `DetectorConfig`.
+    """
+    config = DetectorConfig.parse({"num_classes": num_classes, "kind": kind, **options})
+    if isinstance(backbone, str):
+        backbone = create_model(backbone, **{**(backbone_options or {}), "num_classes": 0})
+    elif backbone_options:
+        raise ConfigError("backbone_options change a named backbone; this one is built. Build it with them.")
+    if not isinstance(backbone, Backbone) or isinstance(backbone, Ensemble):
+        raise ConfigError(f"A detector needs the name of a model, or a single one; got a {type(backbone).__name__}.")
+    detector = build_detector(backbone, config)
+    if weights is not None:
+        load_weights(backbone, weights, replace_classifier=True)
+    return detector
+
+
+def build_detector(backbone: Backbone, config: DetectorConfig) -> DenseModel:
+    """The detector that a config describes. What it is made of is imported only here: it takes seconds."""
+    if config.kind == "deformable_detr":
+        from mixlab.dense.deformable_detr import DeformableDetector
+
+        return DeformableDetector(backbone, config)
+    if config.kind == "cascade_mask_rcnn":
+        from mixlab.dense.cascade import CascadeMaskRCNN
+
+        return CascadeMaskRCNN(backbone, config)
+    from mixlab.dense.mask_rcnn import MaskRCNN
+
+    return MaskRCNN(backbone, config)
