@@ -15,7 +15,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED) ## which mixer for the embedded digits: trains seven small models, offline (2 cores, about 18 minutes)
-	$(BIN)/mixlab compare '*_pico' --data digits --recipe digits --workers 0 --no-tensorboard --out runs/demo
+	$(BIN)/mixlab compare '*_pico' --data digits --recipe digits --jobs 2 --workers 0 --no-tensorboard --out runs/demo
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .

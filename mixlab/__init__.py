@@ -18,6 +18,9 @@ from mixlab.weights import load_weights, save_weights  # noqa: E402
 from mixlab.zoo import create_model, list_models  # noqa: E402
 
 if TYPE_CHECKING:
+    from mixlab.dense.detector import create_detector
+    from mixlab.dense.files import load_dense
+    from mixlab.dense.segmenter import create_segmenter
     from mixlab.evals.accuracy import evaluate, predict
     from mixlab.tasks.comparison import compare
     from mixlab.tasks.transfer import transfer
@@ -31,9 +34,12 @@ __all__ = [
     "PyramidAdapter",
     "__version__",
     "compare",
+    "create_detector",
     "create_model",
+    "create_segmenter",
     "evaluate",
     "list_models",
+    "load_dense",
     "load_weights",
     "macs",
     "predict",
@@ -44,7 +50,10 @@ __all__ = [
 ]
 LATER = {  # what only training needs is imported when it is asked for
     "compare": "mixlab.tasks.comparison",
+    "create_detector": "mixlab.dense.detector",
+    "create_segmenter": "mixlab.dense.segmenter",
     "evaluate": "mixlab.evals.accuracy",
+    "load_dense": "mixlab.dense.files",
     "predict": "mixlab.evals.accuracy",
     "resume": "mixlab.training.run",
     "train": "mixlab.training.run",

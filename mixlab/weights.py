@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mixlab.backbone import Backbone
 from mixlab.build import build
 from mixlab.config import ModelConfig
+from mixlab.dense.base import DenseModel, Model
 from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError, WeightsError
 from mixlab.grid import Grid
@@ -45,6 +46,7 @@ class About:
     configs: tuple[ModelConfig, ...] = ()
     ensemble: dict[str, Any] | None = None
     class_names: tuple[str, ...] = ()
+    task: dict[str, Any] | None = None  # of a model on a backbone: the task's name and that model's config
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,10 @@ class Checkpoint:
 def save_weights(model: nn.Module, path: str | PathLike[str]) -> None:
     """Write the tensors with config, class names and preprocessing; `create_model(weights=path)` rebuilds the model.
 
-    The file is safetensors, whatever its name, and appears under that name only when it is complete.
+    A segmenter or detector is rebuilt by `load_dense(path)`. The file is safetensors, whatever its name, and appears
+    under that name only when it is complete.
     """
-    backbone, target = unwrap_model(model), Path(path)
+    backbone, target = unwrapped(model), Path(path)
     if not target.parent.is_dir():
         raise WeightsError(f"Cannot write {target}: the folder {target.parent} does not exist. Create it first.")
     if target.is_dir():
@@ -77,7 +80,10 @@ def save_weights(model: nn.Module, path: str | PathLike[str]) -> None:
     if any(value.is_meta for value in tensors.values()):
         raise WeightsError("The model has no values to save: it is on the meta device.")
     about: dict[str, Any] = {"class_names": check_class_names(backbone)}
-    if isinstance(backbone, Ensemble):
+    if isinstance(backbone, DenseModel):
+        about["config"] = backbone.backbone.config.plain()
+        about["task"] = {"name": backbone.task, "config": backbone.config.plain()}
+    elif isinstance(backbone, Ensemble):
         about["ensemble"] = {"name": backbone.config.name, "average": backbone.average}
         about["members"] = [member.config.plain() for member in backbone.members]
     else:
@@ -96,7 +102,7 @@ def save_weights(model: nn.Module, path: str | PathLike[str]) -> None:
             Path(temporary).unlink(missing_ok=True)
 
 
-def check_class_names(model: Backbone) -> list[str]:
+def check_class_names(model: Model) -> list[str]:
     names = model.class_names
     classes = model.config.num_classes
     right = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
@@ -113,8 +119,15 @@ def current_umask() -> int:
 
 def unwrap_model(model: nn.Module) -> Backbone:
     """The backbone itself, without the wrapping of DistributedDataParallel and torch.compile."""
+    inner = unwrapped(model)
+    if isinstance(inner, DenseModel):
+        raise WeightsError(f"A {inner.task} model is filled through its `backbone`, or rebuilt by `load_dense`.")
+    return inner
+
+
+def unwrapped(model: nn.Module) -> Model:
     inner = model
-    while not isinstance(inner, Backbone):
+    while not isinstance(inner, (Backbone, DenseModel)):
         wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
         if not isinstance(wrapped, nn.Module):
             raise WeightsError(f"Expected a Mixlab model; got a {type(model).__name__}.")
@@ -180,6 +193,10 @@ def members_of(model: Ensemble, checkpoint: Checkpoint) -> list[tuple[Backbone, 
 def read_about(path: str | PathLike[str]) -> About:
     """What a file that `save_weights` wrote says about its model."""
     about = read(path, tensors=False).about
+    if about.task is not None:
+        raise WeightsError(
+            f"{path} holds a model for {about.task.get('name')}, not a classifier: use load_dense(path)."
+        )
     if not about.configs:
         raise WeightsError(
             f"{path} holds no Mixlab config, so the model cannot be rebuilt from it alone. "
@@ -233,7 +250,7 @@ def read_safetensors(file: Path, *, tensors: bool) -> Checkpoint:
         parsed = tuple(ModelConfig.parse(config) for config in configs)
     except ConfigError as error:
         raise WeightsError(f"{file} describes a model that this version cannot build: {error}") from error
-    return Checkpoint(str(file), values, About(parsed, about.get("ensemble"), tuple(names)))
+    return Checkpoint(str(file), values, About(parsed, about.get("ensemble"), tuple(names), about.get("task")))
 
 
 def read_torch(file: Path) -> Checkpoint:

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,11 @@ def pairs(entries: Iterable[str], flag: str) -> dict[str, Any]:
     return found
 
 
+RECIPES = {"segmentation": "segmentation_small", "detection": "detection_small"}
+
+
 def add_run_arguments(parser: ArgumentParser, *, recipe: str) -> None:
-    parser.add_argument("--recipe", default=recipe, help="a name from `mixlab recipes`, or a .toml file")
+    parser.add_argument("--recipe", default=None, help=f"a name from `mixlab recipes`, or a .toml file; else {recipe}")
     parser.add_argument(
         "--set", nargs="*", default=[], help="changes of the recipe: optimiser.lr=1e-3 batch_size=64 ..."
     )
@@ -56,6 +59,22 @@ def add_run_arguments(parser: ArgumentParser, *, recipe: str) -> None:
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations to save memory")
     parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard files")
     parser.add_argument("--save-updates", type=int, default=0, help="checkpoint every N updates; 0: every 5 minutes")
+
+
+def add_task_argument(parser: ArgumentParser) -> None:
+    tasks = ["classification", *RECIPES]
+    parser.add_argument("--task", default=None, choices=tasks, help="default: the recipe's; picks the default recipe")
+
+
+def recipe_of(arguments: Namespace, default: str) -> str:
+    """The one that was asked for, or the task's own; both must agree."""
+    from mixlab.training.recipe import load_recipe
+
+    task = arguments.get("task")
+    recipe: str = arguments.recipe or RECIPES.get(task, default)
+    if task is not None and load_recipe(recipe, model=arguments.model or "").task != task:
+        raise ConfigError(f"The recipe {recipe!r} is not for {task}. `mixlab recipes` lists what each is for.")
+    return recipe
 
 
 def changes_of(arguments: Namespace) -> dict[str, Any]:
@@ -86,6 +105,7 @@ def train_parser() -> ArgumentParser:
     parser.add_argument("--config", default=None, help="repeat the config.json of another run, into --out")
     parser.add_argument("--weights", default=None, help="start from a weight file")
     parser.add_argument("--seed", type=int, default=0)
+    add_task_argument(parser)
     add_run_arguments(parser, recipe="from_scratch_small")
     return parser
 
@@ -100,7 +120,7 @@ def train(arguments: Namespace) -> int:
         need(arguments, "out")
         return report(run.repeat(arguments.config, arguments.out))
     need(arguments, "model", "data", "out")
-    return start(arguments, weights=arguments.weights)
+    return start(arguments, "from_scratch_small", weights=arguments.weights)
 
 
 def finetune_parser() -> ArgumentParser:
@@ -122,17 +142,16 @@ def finetune_parser() -> ArgumentParser:
 def finetune(arguments: Namespace) -> int:
     """Fine-tune trained weights at another resolution or on other data."""
     need(arguments, "out")
-    return start(arguments, weights=arguments.weights, freeze_layers=arguments.freeze)
+    return start(arguments, "finetune", weights=arguments.weights, freeze_layers=arguments.freeze)
 
 
-def start(arguments: Namespace, **settings: Any) -> int:
+def start(arguments: Namespace, recipe: str, **settings: Any) -> int:
     from mixlab.training import run
 
     settings |= {"seed": arguments.seed, **settings_of(arguments)}
     changes = changes_of(arguments)
-    result = run.train(
-        arguments.model, arguments.data, out=arguments.out, recipe=arguments.recipe, changes=changes, **settings
-    )
+    recipe = recipe_of(arguments, recipe)
+    result = run.train(arguments.model, arguments.data, out=arguments.out, recipe=recipe, changes=changes, **settings)
     return report(result)
 
 
@@ -148,6 +167,12 @@ def report(result: Any) -> int:
     if result.stopped:
         print(f"Stopped; the state is saved. Go on with: mixlab train --resume {result.folder}")
         return INTERRUPTED
+    if "top1" not in result.history[-1]:
+        for name, metrics in (("val", result.history[-1]), ("test", result.test)):
+            if metrics is not None:
+                print(f"{name}: {dense_scores(metrics)}")
+        print(f"weights: {result.folder / 'final.safetensors'}")
+        return 0
     final = result.history[-1]
     print(f"val top-1 {final['top1']:.2f}%, cross-entropy {final['val_loss']:.4f}", end="")
     print(f"; best {result.best['top1']:.2f}% after epoch {result.best['epoch']:.0f}")
@@ -158,6 +183,13 @@ def report(result: Any) -> int:
         )
     print(f"weights: {result.folder / 'final.safetensors'}")
     return 0
+
+
+def dense_scores(metrics: Mapping[str, Any]) -> str:
+    """mIoU and accuracies, or average precisions, in words."""
+    known = ("mIoU", "pixel_accuracy", "mean_accuracy")
+    names = [name for name in metrics if name in known or "_AP" in name]
+    return ", ".join(f"{name} {metrics[name]:.4f}" for name in names)
 
 
 # -- eval, predict -------------------------------------------------------------------------------
@@ -171,7 +203,10 @@ def evaluate_parser() -> ArgumentParser:
     parser.add_argument("--image-size", type=int, default=None, help="default: the model's own")
     parser.add_argument("--crop", type=float, default=None, help="share of the resized image; default: the model's own")
     parser.add_argument("--search-crop", action="store_true", help="the best crop between 0.8 and 1.0 on this split")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--mode", default="whole", choices=["whole", "sliding", "multiscale"], help="of segmenters")
+    parser.add_argument("--window", type=int, default=None, help="of segmenters; default: the size of training crops")
+    parser.add_argument("--stride", type=int, default=None, help="of the window; default: two thirds of it")
+    parser.add_argument("--batch", type=int, default=None, help="images at once; default: 64, and 4 for detectors")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
@@ -180,8 +215,13 @@ def evaluate_parser() -> ArgumentParser:
 
 def evaluate(arguments: Namespace) -> None:
     """Measure the accuracy of trained weights."""
+    from mixlab.dense.files import task_of
     from mixlab.evals.accuracy import evaluate as run
 
+    task = task_of(arguments.weights)
+    if task != "classification":
+        return evaluate_dense(arguments, task)
+    arguments.batch = arguments.batch or 64
     names = ("split", "image_size", "crop", "search_crop", "batch", "workers", "device")
     result = run(arguments.weights, arguments.data, **{name: arguments[name] for name in names})
     if arguments.json:
@@ -192,13 +232,36 @@ def evaluate(arguments: Namespace) -> None:
     print(" (the best of several on these images)" if arguments.search_crop else "")
 
 
+def evaluate_dense(arguments: Namespace, task: str) -> None:
+    from mixlab.evals.dense import evaluate_dense as run
+
+    common = {"split": arguments.split, "workers": arguments.workers, "device": arguments.device}
+    words: dict[str, Any] = {"batch": arguments.batch or 4}
+    if task == "segmentation":
+        words = {"short_side": arguments.image_size, **{name: arguments[name] for name in ("mode", "window", "stride")}}
+    result = run(arguments.weights, arguments.data, **common, **words)
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+        return
+    print(f"{dense_scores(result)} on {result['images']} images")
+    if "classes" in result:
+        rows = [
+            [row["name"], *("-" if row[key] is None else f"{100 * row[key]:.1f}" for key in ("IoU", "accuracy"))]
+            for row in result["classes"]
+        ]
+        show(("class", "IoU %", "accuracy %"), rows, right=(1, 2))
+
+
 def predict_parser() -> ArgumentParser:
     parser = ArgumentParser(
-        description="What a trained model sees in images. Example: mixlab predict w.safetensors *.jpg"
+        description="What a trained model sees in images. Example: mixlab predict w.safetensors *.jpg. Segmenters and "
+        "detectors draw it: mixlab predict w.safetensors *.jpg --out pictures"
     )
     parser.add_argument("weights", help="a .safetensors file with its config inside")
     parser.add_argument("images", nargs="+", help="image files")
     parser.add_argument("--top", type=int, default=5, help="classes per image")
+    parser.add_argument("--out", default=None, help="a folder for pictures with masks and boxes drawn onto them")
+    parser.add_argument("--threshold", type=float, default=0.5, help="the least score of objects")
     parser.add_argument("--image-size", type=int, default=None, help="default: the model's own")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     return parser
@@ -206,8 +269,11 @@ def predict_parser() -> ArgumentParser:
 
 def predict(arguments: Namespace) -> None:
     """Name what images show."""
+    from mixlab.dense.files import task_of
     from mixlab.evals.accuracy import predict as run
 
+    if task_of(arguments.weights) != "classification":
+        return predict_dense(arguments)
     found = run(arguments.weights, arguments.images, top=arguments.top, image_size=arguments.image_size)
     if arguments.json:
         print(json.dumps([asdict(one) for one in found], indent=1))
@@ -215,6 +281,20 @@ def predict(arguments: Namespace) -> None:
     for one in found:
         told = zip(one.classes, one.probabilities, strict=True)
         print(f"{one.image}: " + ", ".join(f"{name} {100 * chance:.1f}%" for name, chance in told))
+
+
+def predict_dense(arguments: Namespace) -> None:
+    from mixlab.evals.dense import predict_dense as run
+
+    need(arguments, "out")
+    found = run(arguments.weights, arguments.images, out=arguments.out, threshold=arguments.threshold)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return
+    for one in found:
+        shares = [f"{name} {100 * share:.1f}%" for name, share in one.get("classes", {}).items()]
+        objects = [f"{row['class']} {100 * row['score']:.0f}%" for row in one.get("objects", [])]
+        print(f"{one['image']}: {', '.join(shares + objects) or 'nothing'}; drawn in {one['picture']}")
 
 
 # -- compare, transfer ---------------------------------------------------------------------------
@@ -253,7 +333,7 @@ def compare(arguments: Namespace) -> None:
         arguments.models,
         arguments.data,
         out=arguments.out,
-        recipe=arguments.recipe,
+        recipe=arguments.recipe or "from_scratch_small",
         changes=changes_of(arguments),
         seeds=arguments.seeds,
         budget=Budget(**limits),
@@ -293,7 +373,11 @@ def transfer(arguments: Namespace) -> None:
     results = []
     for data in arguments.data:
         folder = Path(arguments.out) / data.split(":")[0].replace("/", "-")
-        common = {"recipe": arguments.recipe, "changes": changes_of(arguments), "weights": arguments.weights}
+        common = {
+            "recipe": arguments.recipe or "vision_lstm_vtab",
+            "changes": changes_of(arguments),
+            "weights": arguments.weights,
+        }
         results.append(run(arguments.model, data, out=folder, **common, **settings_of(arguments)))
     rows = [
         (one.data, f"{one.lr:g}", f"{one.mean:.2f}", " ".join(f"{top1:.2f}" for top1 in one.test)) for one in results

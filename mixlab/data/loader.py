@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from mixlab.data.base import ImageData
+from mixlab.data.dense import MaskData, ObjectData
 from mixlab.data.images import decode
 from mixlab.data.kinds import LISTED, Array
 from mixlab.data.seeding import seed_generators, seed_of, seeded
 from mixlab.data.shards import Reader, Sample, ShardStream
 from mixlab.errors import DataError, UnreadableImage
 
-Transform = Callable[[Image.Image], Tensor]
+Transform = Callable[[Any], Any]  # of what a dataset reads: an image, or an image with what belongs to it
+IndexedData = ImageData | MaskData | ObjectData
 
 UNREADABLE_FLOOR = 10  # images that may be unreadable in a dataset of any size
 AHEAD = 2  # batches that a worker prepares ahead
@@ -34,8 +35,10 @@ START = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 class Batch(NamedTuple):
-    images: Tensor  # (B, C, H, W)
-    labels: Tensor  # (B,)
+    """Images of one size are one tensor. Labels: a class per image, a mask per image, or what to find in each."""
+
+    images: Any  # a tensor (B, C, H, W), or a list of (C, H, W)
+    labels: Any  # a tensor (B,) or (B, H, W), or a list of boxes, labels, ... by name
     indices: Tensor  # (B,) in the dataset; for a stream, each sample's own number
 
 
@@ -67,7 +70,7 @@ class Loader:
 
     def __init__(
         self,
-        data: ImageData | ShardStream,
+        data: IndexedData | ShardStream,
         transform: Transform,
         *,
         batch_size: int,
@@ -116,7 +119,7 @@ class Loader:
                 if batch is not None:
                     yield batch
 
-    def indexed(self, data: ImageData, epoch: int, start: int) -> Iterable[Loaded]:
+    def indexed(self, data: IndexedData, epoch: int, start: int) -> Iterable[Loaded]:
         order = np.arange(len(data))
         if self.train:
             order = np.random.default_rng(seed_of(self.seed, epoch)).permutation(order)
@@ -173,7 +176,7 @@ class Plan:
 class Samples(Dataset[Loaded]):
     """A dataset whose items are whole batches, transformed."""
 
-    def __init__(self, data: ImageData, transform: Transform, *, seed: int, epoch: int, train: bool) -> None:
+    def __init__(self, data: IndexedData, transform: Transform, *, seed: int, epoch: int, train: bool) -> None:
         self.data, self.transform = data, transform
         self.seed, self.epoch, self.train = seed, epoch, train
 
@@ -186,7 +189,7 @@ class Samples(Dataset[Loaded]):
                 good = [self.stand_in(slots[0])]
         return Loaded(self.batch(good), unreadable)
 
-    def load(self, slot: Slot, unreadable: list[str]) -> Tensor | None:
+    def load(self, slot: Slot, unreadable: list[str]) -> Any:
         try:
             image = self.data.read(slot.index)
         except UnreadableImage:
@@ -195,7 +198,7 @@ class Samples(Dataset[Loaded]):
         seed_generators(seed_of(self.seed, self.epoch, slot.index, slot.repeat))
         return self.transform(image)
 
-    def stand_in(self, slot: Slot) -> tuple[Slot, Tensor]:
+    def stand_in(self, slot: Slot) -> tuple[Slot, Any]:
         """The next readable image of the data, so that a training batch is never empty."""
         for step in range(1, STAND_INS + 1):
             other = Slot((slot.index + step) % len(self.data), slot.repeat)
@@ -207,12 +210,17 @@ class Samples(Dataset[Loaded]):
             f"Run `mixlab data check` on this dataset."
         )
 
-    def batch(self, good: Sequence[tuple[Slot, Tensor]]) -> Batch | None:
+    def batch(self, good: Sequence[tuple[Slot, Any]]) -> Batch | None:
         if not good:
             return None
-        indices = [slot.index for slot, _ in good]
-        images = stacked([image for _, image in good])
-        return Batch(images, torch.tensor([self.data.label(index) for index in indices]), torch.tensor(indices))
+        indices = torch.tensor([slot.index for slot, _ in good])
+        if isinstance(self.data, ImageData):
+            labels = torch.tensor([self.data.label(slot.index) for slot, _ in good])
+            return Batch(stacked([image for _, image in good]), labels, indices)
+        images, targets = [image for _, (image, _) in good], [target for _, (_, target) in good]
+        if isinstance(self.data, MaskData):
+            return Batch(stacked(images), stacked(targets), indices)
+        return Batch(images, targets, indices)
 
 
 class StreamBatches(IterableDataset[Loaded]):

@@ -1,10 +1,21 @@
 """What segmenters and detectors have in common: a backbone, what is built on it, and what training asks of both."""
 
+from typing import Any, ClassVar, Protocol
+
 from torch import nn
 
 from mixlab.backbone import Backbone
 
 HEAD = "head"
+
+
+class TaskConfig(Protocol):
+    """What describes a model but its backbone: enough, with that, to build it again."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+    def plain(self) -> dict[str, Any]: ...
 
 
 class DenseModel(nn.Module):
@@ -13,7 +24,9 @@ class DenseModel(nn.Module):
     `backbone_path` is where the backbone is registered within the model, such as "maps.backbone.".
     """
 
-    backbone_path: str
+    task: ClassVar[str]
+    backbone_path: ClassVar[str]
+    config: TaskConfig
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,3 +58,6 @@ class DenseModel(nn.Module):
         prefix = self.backbone_path
         spared = {f"{prefix}{name}" for name in self.backbone.no_decay}
         return frozenset(spared | {n for n, p in self.named_parameters() if not n.startswith(prefix) and p.ndim <= 1})
+
+
+Model = Backbone | DenseModel  # what can be trained and saved

@@ -7,7 +7,7 @@ refined boxes, starts every class at a score of one half and leaves the first of
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from mixlab.backbone import Backbone
 from mixlab.dense.base import DenseModel
+from mixlab.dense.detector import DeformableOptions, DetectorConfig
 from mixlab.dense.matching import Layer, Target, set_losses
 from mixlab.dense.targets import as_batch, check_targets
 from mixlab.dense.upernet import MapNorms
-from mixlab.errors import ConfigError, ImageError, require
+from mixlab.errors import ConfigError, ImageError
 from mixlab.modules import Modules
 from mixlab.ops.resample import rescale_map
 from mixlab.pyramid import STRIDES, PyramidAdapter
@@ -27,36 +28,8 @@ from mixlab.pyramid import STRIDES, PyramidAdapter
 if TYPE_CHECKING:
     from transformers import DeformableDetrModel, PreTrainedConfig
 
-    from mixlab.dense.detector import DetectorConfig
-
 GROUPS = 32  # of the group norm behind each map's projection
 PRIOR = 0.01  # every class's score in the beginning
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeformableOptions:
-    """What only Deformable DETR has; the defaults are the authors' and CoaT's.
-
-    `multi_scale` reads maps at strides 8, 16, 32 and 64, else only the one at stride 32. `box_refine` lets every
-    decoder layer correct the boxes of the one before; `two_stage` also takes the first boxes from the encoder, at as
-    many of its best positions as there are queries, so images must have that many.
-    """
-
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    feedforward: int = 1024
-    heads: int = 8
-    points: int = 4
-    dropout: float = 0.1
-    multi_scale: bool = True
-    box_refine: bool = False
-    two_stage: bool = False
-
-    def __post_init__(self) -> None:
-        counts = (self.encoder_layers, self.decoder_layers, self.feedforward, self.heads, self.points)
-        require(min(counts) >= 1, f"layers, feedforward, heads and points of 1 or more; got {self}.")
-        require(0 <= self.dropout < 1, f"a dropout in [0, 1); got {self.dropout}.")
-        require(self.box_refine or not self.two_stage, "box_refine = true for two_stage: it refines the first boxes.")
 
 
 class CoarseMaps(PyramidAdapter):
@@ -111,11 +84,13 @@ class DeformableDetector(DenseModel):
     The backbone loses its classifier; its final norm, which no map passes, is kept but not trained.
     """
 
+    task = "detection"
+    config: DetectorConfig
     backbone_path = "network.backbone.maps.backbone."
 
-    def __init__(self, backbone: Backbone, config: "DetectorConfig", options: DeformableOptions | None = None) -> None:
+    def __init__(self, backbone: Backbone, config: DetectorConfig) -> None:
         super().__init__()
-        options = options or DeformableOptions()
+        options = config.deformable
         check_widths(config.width, options.heads)
         if backbone.config.num_classes:
             backbone.reset_classifier(0)
@@ -201,7 +176,7 @@ def check_widths(width: int, heads: int) -> None:
         )
 
 
-def build_network(maps: CoarseMaps, config: "DetectorConfig", options: DeformableOptions) -> "DeformableDetrModel":
+def build_network(maps: CoarseMaps, config: DetectorConfig, options: DeformableOptions) -> "DeformableDetrModel":
     from transformers import DeformableDetrConfig, DeformableDetrModel
 
     network: Any = DeformableDetrModel(
@@ -255,7 +230,7 @@ def start_as_authors(network: "DeformableDetrModel") -> None:
         nn.init.normal_(network.query_position_embeddings.weight)
 
 
-def class_head(config: "DetectorConfig") -> nn.Linear:
+def class_head(config: DetectorConfig) -> nn.Linear:
     head = nn.Linear(config.width, config.num_classes)
     nn.init.constant_(head.bias, -math.log((1 - PRIOR) / PRIOR))
     return head

@@ -18,6 +18,32 @@ LEVELS = 5  # maps that have anchors: strides 4 to 64
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeformableOptions:
+    """What only Deformable DETR has; the defaults are the authors' and CoaT's.
+
+    `multi_scale` reads maps at strides 8, 16, 32 and 64, else only the one at stride 32. `box_refine` lets every
+    decoder layer correct the boxes of the one before; `two_stage` also takes the first boxes from the encoder, at as
+    many of its best positions as there are queries, so images must have that many.
+    """
+
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    feedforward: int = 1024
+    heads: int = 8
+    points: int = 4
+    dropout: float = 0.1
+    multi_scale: bool = True
+    box_refine: bool = False
+    two_stage: bool = False
+
+    def __post_init__(self) -> None:
+        counts = (self.encoder_layers, self.decoder_layers, self.feedforward, self.heads, self.points)
+        require(min(counts) >= 1, f"layers, feedforward, heads and points of 1 or more; got {self}.")
+        require(0 <= self.dropout < 1, f"a dropout in [0, 1); got {self.dropout}.")
+        require(self.box_refine or not self.two_stage, "box_refine = true for two_stage: it refines the first boxes.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DetectorConfig:
     """Everything about a detector but its backbone. Sizes are those with which the papers' detectors were built.
 
@@ -28,7 +54,7 @@ class DetectorConfig:
     """
 
     kind: Kind = "mask_rcnn"
-    num_classes: int
+    num_classes: int = 80  # COCO's
     masks: bool = True
     norms: bool = False
     learned_maps: bool | None = None
@@ -44,10 +70,13 @@ class DetectorConfig:
     score_threshold: float = 0.05
     nms: float = 0.5
     detections: int = 100  # per image, at most
+    shorter: int = 800  # side of images in evaluation; in the image's own proportions
+    longer: int = 1333  # at most
+    deformable: DeformableOptions = DeformableOptions()
 
     def __post_init__(self) -> None:
         counts = ("num_classes", "width", "head_width", "anchor_samples", "region_samples", "proposals", "queries")
-        for name in (*counts, "detections"):
+        for name in (*counts, "detections", "shorter", "longer"):
             require(getattr(self, name) >= 1, f"{name} of 1 or more; got {getattr(self, name)}.")
         require(len(self.anchor_sizes) == LEVELS, f"{LEVELS} anchor_sizes, one per map; got {list(self.anchor_sizes)}.")
         require(

@@ -34,6 +34,8 @@ class RegionDetector(DenseModel):
     The backbone loses its classifier; its final norm, which no map passes, is kept but not trained.
     """
 
+    task = "detection"
+    config: DetectorConfig
     backbone_path = "maps.backbone."
 
     def __init__(self, backbone: Backbone, config: DetectorConfig, stages: Iterable[Stage]) -> None:

@@ -91,6 +91,8 @@ class Segmenter(DenseModel):
     The backbone loses its classifier; its final norm, which no map passes, is kept but not trained.
     """
 
+    task = "segmentation"
+    config: SegmenterConfig
     backbone_path = "maps.backbone."
 
     def __init__(self, backbone: Backbone, config: SegmenterConfig) -> None:

@@ -97,10 +97,7 @@ def predict(
 ) -> list[Prediction]:
     """What a model sees in image files."""
     backbone = (model if isinstance(model, Backbone) else create_model(weights=model)).eval()
-    paths = [Path(image) for image in images]
-    for path in paths:
-        if not path.is_file():
-            raise DataError(f"The image {path} {'is a folder' if path.is_dir() else 'does not exist'}.")
+    paths = image_paths(images)
     settings = backbone.config.preprocessing
     size = parse_image_size(image_size if image_size is not None else list(backbone.config.image_size))
     transform = eval_transform(size, settings, backbone.config.in_channels, settings.crop, settings.interpolation)
@@ -113,3 +110,12 @@ def predict(
             classes = tuple(names[place] for place in places.tolist())
             found.append(Prediction(str(path), classes, tuple(values.tolist())))
     return found
+
+
+def image_paths(images: Sequence[str | PathLike[str]]) -> list[Path]:
+    """All of them are there, or none is looked at."""
+    paths = [Path(image) for image in images]
+    for path in paths:
+        if not path.is_file():
+            raise DataError(f"The image {path} {'is a folder' if path.is_dir() else 'does not exist'}.")
+    return paths

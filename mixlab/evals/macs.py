@@ -50,7 +50,7 @@ FREE = {
     *(aten.replication_pad2d, aten.promote_types, aten.linspace, aten.as_strided_),
     # reductions, pooling, softmax
     *(aten.sum, aten.mean, aten.amax, aten.amin, aten.cumsum, aten.avg_pool2d, aten.max_pool2d_with_indices),
-    aten._adaptive_avg_pool2d,
+    *(aten._adaptive_avg_pool2d, aten.upsample_nearest2d),
     *(aten._softmax, aten._safe_softmax, aten._log_softmax),
 }
 

@@ -24,6 +24,7 @@ class Classification:
     label_smoothing: float = 0.0
     processes: Processes = Processes()
     metric: str = "top1"
+    shown: tuple[str, ...] = ("top1",)
 
     def loss(self, model: nn.Module, batch: Batch, seed: int) -> Tensor:
         if self.mix is None or not model.training:

@@ -5,7 +5,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -31,7 +31,7 @@ from mixlab.report import (
     write_page,
 )
 from mixlab.training.recipe import flat, load_recipe
-from mixlab.training.run import CONFIG, RESULT, RunResult, resume, train
+from mixlab.training.run import CONFIG, FINAL, RESULT, RunResult, resume, train
 from mixlab.training.watch import ProgressBar
 from mixlab.zoo import list_models
 
@@ -66,7 +66,7 @@ def compare(
     if jobs > 1:
         runs_wanted = [Run(name, seed, folder / name / f"seed{seed}") for name in names for seed in range(seeds)]
         train_side_by_side(runs_wanted, data, recipe, changes, jobs=jobs, progress=progress, settings=settings)
-    results = []
+    results, measured_mb = [], PeakMemory(folder, jobs)
     for name in names:
         runs = []
         for seed in range(seeds):
@@ -75,7 +75,7 @@ def compare(
             runs.append(one_run(name, data, place, recipe, changes, progress=shown, seed=seed, **settings))
             if runs[-1].stopped:
                 raise TrainingError(STOPPED + command())
-        results.append(model_result(runs, measure=measure))
+        results.append(model_result(runs, measured_mb if measure else None, names))
         comparison = assemble(results, data, recipe, changes, seeds, runs[0], budget, images, jobs)
         write_comparison(comparison, folder / RESULTS)  # after every model, so that nothing is lost
     write_page(comparison, folder / PAGE)
@@ -188,7 +188,24 @@ def train_quietly(
 # -- results -------------------------------------------------------------------------------------
 
 
-def model_result(runs: Sequence[RunResult], *, measure: bool) -> ModelResult:
+class PeakMemory:
+    """Peaks of finished models, each measured in a process of its own, `jobs` at a time."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self.folder, self.jobs = folder, jobs
+        self.known: dict[str, float] = {}
+
+    def of(self, name: str, names: Sequence[str], size: tuple[int, int]) -> float:
+        files = {one: self.folder / one / "seed0" / FINAL for one in names}
+        waiting = [one for one in names if one not in self.known and files[one].exists()]
+        if name not in self.known:
+            with ThreadPoolExecutor(self.jobs) as pool:
+                peaks = pool.map(lambda one: peak_memory_mb(files[one], size), waiting)
+                self.known |= dict(zip(waiting, peaks, strict=True))
+        return self.known[name]
+
+
+def model_result(runs: Sequence[RunResult], memory: PeakMemory | None, names: Sequence[str]) -> ModelResult:
     """What a model reached and what it costs."""
     model = runs[0].model.eval()
     size = (model.config.image_size[0], model.config.image_size[1])
@@ -198,10 +215,10 @@ def model_result(runs: Sequence[RunResult], *, measure: bool) -> ModelResult:
         for run in runs
     )
     costs: dict[str, float] = {}
-    if measure:
+    if memory is not None:
         costs["images_per_second"] = measure_speed(model, size, batch=SPEED_BATCH).images_per_second
         costs["latency_ms"] = latency_ms(model, size)
-        costs["peak_mb"] = peak_memory_mb(runs[0].folder / "final.safetensors", size)
+        costs["peak_mb"] = memory.of(model.config.name, names, size)
     return ModelResult(
         name=model.config.name,
         params=count(model, trainable=True),

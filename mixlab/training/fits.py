@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mixlab.backbone import Backbone
+from mixlab.dense.base import DenseModel, Model
 from mixlab.errors import ConfigError
 from mixlab.training.processes import Processes
 
@@ -13,7 +14,7 @@ SHARE = 0.5  # of the free memory for what the backward pass keeps; the rest is 
 MOST = 256  # images at once; more do not make a step more efficient
 
 
-def micro_batch(model: Backbone, image_size: tuple[int, int], per_process: int, processes: Processes) -> int:
+def micro_batch(model: Model, image_size: tuple[int, int], per_process: int, processes: Processes) -> int:
     """The largest divisor of a process's share of the batch that fits into memory."""
     free = free_bytes(processes.device)
     if free is not None and processes.device.type == "cpu":
@@ -27,9 +28,15 @@ def micro_batch(model: Backbone, image_size: tuple[int, int], per_process: int, 
     return next(size for size in range(min(most, per_process), 0, -1) if per_process % size == 0)
 
 
-def bytes_per_image(model: Backbone, image_size: tuple[int, int]) -> int:
-    """What autograd keeps of one image between the passes, counted on tensors without data."""
+def bytes_per_image(model: Model, image_size: tuple[int, int]) -> int:
+    """What autograd keeps of one image between the passes, counted on tensors without data.
+
+    Of a model on a backbone, only the backbone's maps are; what is built on them keeps about as much again.
+    """
     from mixlab.evals.macs import on_meta
+
+    if isinstance(model, DenseModel):
+        return 2 * bytes_per_image(model.backbone, image_size)
 
     seen: dict[int, int] = {}
 
@@ -39,10 +46,14 @@ def bytes_per_image(model: Backbone, image_size: tuple[int, int]) -> int:
         return tensor
 
     shadow = on_meta(model).train()
+    assert isinstance(shadow, Backbone)
     weights = {parameter.untyped_storage()._cdata for parameter in shadow.parameters()}
     image = torch.empty(2, model.config.in_channels, *image_size, device="meta")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        shadow(image)
+        if shadow.config.num_classes:
+            shadow(image)
+        else:
+            shadow.pyramid(image)
     return sum(size for storage, size in seen.items() if storage not in weights) // len(image)
 
 

@@ -14,9 +14,9 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from mixlab.backbone import Backbone
 from mixlab.data.loader import Batch, Loader
 from mixlab.data.seeding import seed_of
+from mixlab.dense.base import Model
 from mixlab.errors import TrainingError
 from mixlab.training.checkpoint import load_state, save_state
 from mixlab.training.optimise import LearningRate, build_optimiser, clip, total_updates
@@ -33,6 +33,7 @@ class Task(Protocol):
 
     train: Loader
     metric: str  # of `evaluate`; larger is better
+    shown: tuple[str, ...]  # of `evaluate`, after every epoch
 
     def loss(self, model: nn.Module, batch: Batch, seed: int) -> Tensor:
         """The mean over a batch; `seed` is for what the task draws itself."""
@@ -58,7 +59,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Backbone,
+        model: Model,
         task: Task,
         recipe: Recipe,
         *,
@@ -288,7 +289,16 @@ class Trainer:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    return Batch(*(part.to(device, non_blocking=True) for part in batch)) if device.type != "cpu" else batch
+    return Batch(*(moved(part, device) for part in batch)) if device.type != "cpu" else batch
+
+
+def moved(part: Any, device: torch.device) -> Any:
+    """A tensor, a list or a dict of them, on a device."""
+    if isinstance(part, Tensor):
+        return part.to(device, non_blocking=True)
+    if isinstance(part, dict):
+        return {name: moved(one, device) for name, one in part.items()}
+    return [moved(one, device) for one in part]
 
 
 @torch.no_grad()

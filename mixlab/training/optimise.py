@@ -1,31 +1,31 @@
 """Parameters in groups, the optimiser over them, and the learning rate at every update."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
-from mixlab.backbone import Backbone
+from mixlab.dense.base import HEAD, DenseModel, Model
 from mixlab.errors import ConfigError
 from mixlab.training.recipe import Optimiser, Recipe, Schedule
 
-HEAD = "head"
 
-
-def freeze(model: Backbone, recipe: Recipe) -> None:
+def freeze(model: Model, recipe: Recipe) -> None:
     """Leave only what the recipe trains with gradients."""
     if recipe.train_only == "head":
         kept = set(dict(model.layer_order)[HEAD])
-        if not any(name.startswith("head.") or ".head." in name for name in kept):
+        if not (isinstance(model, DenseModel) or any(re.match(r"(.*\.)?head\.", name) for name in kept)):
             raise ConfigError("train_only = 'head' needs a head: create the model with num_classes of 1 or more.")
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in kept and parameter.requires_grad)
 
 
-def parameter_groups(model: Backbone, optimiser: Optimiser) -> list[dict[str, Any]]:
+def parameter_groups(model: Model, optimiser: Optimiser) -> list[dict[str, Any]]:
     """One group per layer and kind of decay, from the image to the head; timm's schedulers obey `lr_scale`."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
@@ -34,6 +34,7 @@ def parameter_groups(model: Backbone, optimiser: Optimiser) -> list[dict[str, An
     groups = []
     for depth, (_, names) in enumerate(order):
         scale = optimiser.layer_decay ** (len(order) - 1 - depth)
+        scale *= optimiser.backbone_scale if depth < len(order) - 1 else 1.0
         for decays in (True, False):
             own = [parameters[name] for name in names if name in parameters and (name not in spared) == decays]
             if own:
@@ -60,7 +61,7 @@ def learning_rate(recipe: Recipe) -> float:
     return optimiser.lr if optimiser.lr_divisor is None else optimiser.lr * recipe.batch_size / optimiser.lr_divisor
 
 
-def build_optimiser(model: Backbone, recipe: Recipe) -> torch.optim.Optimizer:
+def build_optimiser(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
     settings = recipe.optimiser
     extra: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps}
     if settings.name == "sgd":
@@ -76,27 +77,35 @@ def total_updates(schedule: Schedule, updates_per_epoch: int) -> int:
 
 
 class LearningRate:
-    """Warm-up from `warmup_lr`, then a cosine to `min_lr` or nothing, then the cool-down: a function of the update."""
+    """Warm-up from `warmup_lr`, then what the schedule says, then the cool-down: a function of the update."""
 
     def __init__(self, optimiser: torch.optim.Optimizer, recipe: Recipe, updates_per_epoch: int) -> None:
         schedule, peak = recipe.schedule, learning_rate(recipe)
         length = total_updates(schedule, updates_per_epoch) - schedule.cooldown_epochs * updates_per_epoch
         warmup = min(schedule.warmup_updates or schedule.warmup_epochs * updates_per_epoch, length)
         self.optimiser = optimiser
-        self.scheduler = CosineLRScheduler(
-            optimiser,
-            t_initial=max(1, length - warmup),
-            lr_min=min(schedule.min_lr, peak) if schedule.name == "cosine" else peak,
-            warmup_t=warmup,
-            warmup_lr_init=min(schedule.warmup_lr, peak),
-            warmup_prefix=True,
-            t_in_epochs=False,
-        )
+        self.scheduler = scheduler(optimiser, schedule, peak, length, warmup, updates_per_epoch)
 
     def set(self, update: int) -> float:
         """Prepare the optimiser for an update, counted from 0; the rate of layers next to the head."""
         self.scheduler.step_update(update)
         return max(float(group["lr"]) for group in self.optimiser.param_groups)
+
+
+def scheduler(
+    optimiser: torch.optim.Optimizer, schedule: Schedule, peak: float, length: int, warmup: int, updates_per_epoch: int
+) -> Scheduler:
+    """timm's, which counts updates and heeds every group's `lr_scale`."""
+    common = {"warmup_t": warmup, "warmup_lr_init": min(schedule.warmup_lr, peak), "t_in_epochs": False}
+    least = min(schedule.min_lr, peak)
+    if schedule.name == "step":
+        unit = 1 if schedule.epochs is None else updates_per_epoch
+        turns = [unit * milestone for milestone in schedule.milestones]
+        return MultiStepLRScheduler(optimiser, decay_t=turns, decay_rate=schedule.factor, **common)
+    common |= {"t_initial": max(1, length - warmup), "warmup_prefix": True}
+    if schedule.name == "polynomial":
+        return PolyLRScheduler(optimiser, power=schedule.power, lr_min=least, **common)
+    return CosineLRScheduler(optimiser, lr_min=least if schedule.name == "cosine" else peak, **common)
 
 
 def clip(model: nn.Module, limit: float | None) -> torch.Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mixlab.choices import make, plain
+from mixlab.dense.detector import DeformableOptions, DetectorConfig
 from mixlab.errors import ConfigError, near_misses, require
 
 
@@ -24,7 +25,8 @@ def inside(*shares: float) -> bool:
 class Optimiser:
     """The learning rate is `lr * batch_size / lr_divisor`, or `lr` itself without a divisor.
 
-    `layer_decay` multiplies it once per layer that lies between a parameter and the head.
+    `layer_decay` multiplies it once per layer that lies between a parameter and the head, `backbone_scale` once in all
+    layers but the head.
     """
 
     name: Literal["adamw", "lamb", "sgd"] = "adamw"
@@ -35,6 +37,7 @@ class Optimiser:
     eps: float = 1e-8
     clip_norm: float | None = None
     layer_decay: float = 1.0
+    backbone_scale: float = 1.0
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, f"a learning rate above 0; got {self.lr}.")
@@ -44,13 +47,18 @@ class Optimiser:
         require(0 < self.eps < 1, f"an optimiser eps in (0, 1); got {self.eps}.")
         require(self.clip_norm is None or self.clip_norm > 0, f"a clip_norm above 0, or none; got {self.clip_norm}.")
         require(0 < self.layer_decay <= 1, f"a layer_decay in (0, 1]; got {self.layer_decay}.")
+        require(0 <= self.backbone_scale <= 1, f"a backbone_scale in [0, 1]; got {self.backbone_scale}.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A length in `epochs` or `updates`, the warm-up included; the cool-down comes on top of it."""
+    """A length in `epochs` or `updates`, the warm-up included; the cool-down comes on top of it.
 
-    name: Literal["cosine", "constant"] = "cosine"
+    "polynomial" falls to `min_lr` with a `power`; "step" multiplies the rate with `factor` at each of the `milestones`,
+    which are in the unit of the length.
+    """
+
+    name: Literal["cosine", "constant", "polynomial", "step"] = "cosine"
     epochs: int | None = None
     updates: int | None = None
     warmup_epochs: int = 0
@@ -58,6 +66,9 @@ class Schedule:
     warmup_lr: float = 1e-6
     min_lr: float = 1e-6
     cooldown_epochs: int = 0
+    power: float = 1.0
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.1
 
     def __post_init__(self) -> None:
         require((self.epochs is None) != (self.updates is None), "either epochs or updates in the schedule.")
@@ -70,6 +81,10 @@ class Schedule:
         require(min(counts) >= 0, f"a warm-up and a cool-down of 0 or more; got {counts}.")
         rates = (self.warmup_lr, self.min_lr)
         require(all(0 <= rate < math.inf for rate in rates), f"warmup_lr and min_lr of 0 or more; got {rates}.")
+        rising = list(self.milestones) == sorted(set(self.milestones)) and all(at > 0 for at in self.milestones)
+        require(rising, f"rising milestones above 0; got {list(self.milestones)}.")
+        require(bool(self.milestones) or self.name != "step", "milestones for the schedule 'step'.")
+        require(self.power > 0 and 0 < self.factor <= 1, f"a power above 0 and a factor in (0, 1]; got {self}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +161,23 @@ class Segmentation:
     stride: int = 341
     scales: tuple[float, ...] = (0.75, 1.0, 1.25, 1.5, 1.75)
     flip: bool = True
+    norms: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detection:
+    """Images in training: the shorter side is drawn from `shorter`, the longer one is at most the detector's `longer`.
+
+    `crop` is the chance of a random part, as for DETR.
+    """
+
+    shorter: tuple[int, ...] = (800,)
+    crop: float = 0.0
+
+    def __post_init__(self) -> None:
+        given = bool(self.shorter) and min(self.shorter) >= 1
+        require(given, f"shorter sides of 1 px or more; got {list(self.shorter)}.")
+        require(0 <= self.crop <= 1, f"a probability for the crop; got {self.crop}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +192,8 @@ class Recipe:
     augmentation: Augmentation = Augmentation()
     sweep: Sweep | None = None
     segmentation: Segmentation | None = None
+    detection: Detection | None = None
+    detector: DetectorConfig | None = None  # its number of classes is the data's
     batch_size: int  # of all processes and accumulated steps together
     image_size: int | None = None
     eval_crop: float | None = None
@@ -192,6 +226,9 @@ PARTS: dict[str, type] = {
     "augmentation": Augmentation,
     "sweep": Sweep,
     "segmentation": Segmentation,
+    "detection": Detection,
+    "detector": DetectorConfig,
+    "detector.deformable": DeformableOptions,
 }
 ALTERNATIVES = [("epochs", "updates"), ("warmup_epochs", "warmup_updates")]  # of a schedule: one replaces the other
 
@@ -287,9 +324,11 @@ def put(row: dict[str, Any], key: str, value: Any, what: str) -> None:
         raise ConfigError(f"Unknown key {key!r} of {what}. {near_misses(part, [*PARTS, *known])}")
     if last not in known:
         raise ConfigError(f"Unknown key {key!r} of {what}. {near_misses(last, known)}")
-    if dot and row.get(part) is None:
-        row[part] = {}
-    place = row[part] if dot else row
-    if not isinstance(place, dict):
-        raise ConfigError(f"{part} of {what} must be a table with keys such as {last}; got {place!r}.")
+    place: Any = row
+    for name in part.split(".") if dot else ():
+        if place.get(name) is None:
+            place[name] = {}
+        place = place[name]
+        if not isinstance(place, dict):
+            raise ConfigError(f"{part} of {what} must be a table with keys such as {last}; got {place!r}.")
     place[last] = None if value == "none" else value

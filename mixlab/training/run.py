@@ -19,9 +19,9 @@ from mixlab.data.base import ImageData
 from mixlab.data.loader import Loader, explain_dead_workers
 from mixlab.data.open import Split, open_data, require_same_classes, splits
 from mixlab.data.seeding import seed_of
-from mixlab.data.shards import ShardStream
 from mixlab.data.subset import Joined
 from mixlab.data.transforms import BatchMix, eval_transform, train_transform
+from mixlab.dense.base import DenseModel, Model
 from mixlab.deploy import compile_blocks
 from mixlab.errors import ConfigError, DataError, TrainingError
 from mixlab.files import write_whole
@@ -29,7 +29,7 @@ from mixlab.guards import check_cpu_dtype
 from mixlab.tasks.classification import Classification, accuracy
 from mixlab.training.checkpoint import has_state
 from mixlab.training.fits import micro_batch
-from mixlab.training.loop import DTYPES, Callback, Metrics, Trainer
+from mixlab.training.loop import DTYPES, Callback, Metrics, Task, Trainer
 from mixlab.training.optimise import freeze
 from mixlab.training.processes import Processes, processes
 from mixlab.training.recipe import load_recipe, parse_recipe
@@ -74,7 +74,7 @@ class RunResult:
     best: Metrics | None
     test: Metrics | None
     stopped: bool
-    model: Backbone = field(repr=False)
+    model: Any = field(repr=False)  # a Backbone, a segmenter or a detector
 
 
 def train(
@@ -134,7 +134,17 @@ def run(
     with processes(config.device) as own:
         if own.first and not resumed:  # the others may come when the first has begun to write
             check_new(folder)
-        return Preparation(config, folder, own, resumed=resumed).execute(callbacks, progress=progress)
+        return preparation(config)(config, folder, own, resumed=resumed).execute(callbacks, progress=progress)
+
+
+def preparation(config: RunConfig) -> "type[Preparation]":
+    """By the task of the recipe."""
+    task = config.recipe.get("task", "classification")
+    if task == "classification":
+        return Preparation
+    from mixlab.training.dense import PREPARATIONS
+
+    return PREPARATIONS[task]
 
 
 def check_new(folder: Path) -> None:
@@ -146,7 +156,7 @@ def check_new(folder: Path) -> None:
 
 
 class Preparation:
-    """Everything that can be wrong is found here, before the first step."""
+    """Everything that can be wrong is found here, before the first step. This one is for classification."""
 
     def __init__(self, config: RunConfig, folder: Path, own: Processes, *, resumed: bool = False) -> None:
         self.config, self.folder, self.processes, self.resumed = config, folder, own, resumed
@@ -155,27 +165,60 @@ class Preparation:
         self.train_data, self.val_data = self.open_splits()
         torch.manual_seed(seed_of(config.seed, 1))
         self.model = self.build_model()
-        size = self.recipe.image_size
-        self.image_size = parse_image_size(size if size is not None else list(self.model.config.image_size))
+        self.image_size = self.own_image_size()
         self.per_process = self.share()
         self.micro = self.images_at_once()
 
-    def open_splits(self) -> tuple[ImageData | ShardStream, ImageData | ShardStream]:
-        names = splits(self.config.data)
-        parts = [open_data(self.config.data, name) for name in self.config.train_splits]
+    # -- what a task decides ---------------------------------------------------------------------
+
+    def splits(self) -> list[str]:
+        return splits(self.config.data)
+
+    def open(self, split: Any) -> Any:
+        return open_data(self.config.data, split)
+
+    def build(self, options: dict[str, Any]) -> Model:
+        return create_model(self.config.model, weights=self.config.weights, **options)
+
+    def own_image_size(self) -> tuple[int, int]:
+        assert isinstance(self.model, Backbone)
+        size = self.recipe.image_size
+        return parse_image_size(size if size is not None else list(self.model.config.image_size))
+
+    def task(self) -> Task:
+        assert isinstance(self.model, Backbone)
+        words, model = self.recipe.augmentation, self.model.config
+        transform = train_transform(words, self.image_size, model.preprocessing, model.in_channels)
+        mixes = words.mixup > 0 or words.cutmix > 0
+        return Classification(
+            train=self.loader(self.train_data, transform, training=True, batch=self.micro),
+            val=self.evaluation_loader(self.val_data),
+            mix=BatchMix(words, model.num_classes) if mixes else None,
+            label_smoothing=words.label_smoothing,
+            processes=self.processes,
+        )
+
+    def evaluate_on(self, data: Any, trainer: Trainer) -> Metrics:
+        return accuracy(trainer.evaluated, self.evaluation_loader(data), self.processes)
+
+    # -- the parts -------------------------------------------------------------------------------
+
+    def open_splits(self) -> tuple[Any, Any]:
+        names = self.splits()
+        parts = [self.open(name) for name in self.config.train_splits]
         evaluated = next((name for name in ("val", "test") if name in names), None)
         if evaluated is None:
             raise DataError(f"{self.config.data} has no val or test split to evaluate on; it has {', '.join(names)}.")
-        val = open_data(self.config.data, evaluated)
+        val = self.open(evaluated)
         for part in parts:
             require_same_classes(part, val)
         if len(parts) == 1:
             return parts[0], val
-        if any(isinstance(part, ShardStream) for part in parts):
-            raise DataError("Splits in shards cannot be joined: give one that holds both.")
-        return Joined(*(part for part in parts if isinstance(part, ImageData))), val
+        if not all(isinstance(part, ImageData) for part in parts):
+            raise DataError("Only splits of single labelled images can be joined: give one that holds both.")
+        return Joined(*parts), val
 
-    def build_model(self) -> Backbone:
+    def build_model(self) -> Model:
         options = {"num_classes": len(self.train_data.class_names), **self.config.options}
         size = self.recipe.image_size
         options |= {"image_size": size} if size is not None and "image_size" not in options else {}
@@ -184,10 +227,10 @@ class Preparation:
         options |= {"drop_path": drops} if drops and "drop_path" not in options else {}
         if self.recipe.head_dropout is not None and "head" not in options and uses_dropout(self.config.model):
             options |= {"head": {"dropout": self.recipe.head_dropout}}
-        model = create_model(self.config.model, weights=self.config.weights, **options)
+        model = self.build(options)
         model.class_names = tuple(self.train_data.class_names)
         if self.config.checkpointing:
-            model.set_activation_checkpointing()
+            (model.backbone if isinstance(model, DenseModel) else model).set_activation_checkpointing()
         freeze(model, self.recipe)
         for _, names in model.layer_order[: self.config.freeze_layers]:
             for name in names:
@@ -216,9 +259,7 @@ class Preparation:
             raise ConfigError(f"micro = {micro} does not divide the {self.per_process} images of a process.")
         return micro
 
-    # -- the parts -------------------------------------------------------------------------------
-
-    def loader(self, data: ImageData | ShardStream, transform: Any, *, training: bool, batch: int) -> Loader:
+    def loader(self, data: Any, transform: Any, *, training: bool, batch: int) -> Loader:
         return Loader(
             data,
             transform,
@@ -231,7 +272,8 @@ class Preparation:
             world=self.processes.world,
         )
 
-    def evaluation_loader(self, data: ImageData | ShardStream) -> Loader:
+    def evaluation_loader(self, data: Any) -> Loader:
+        assert isinstance(self.model, Backbone)
         model, recipe = self.model.config, self.recipe
         size = self.image_size if recipe.eval_image_size is None else parse_image_size(recipe.eval_image_size)
         crop = model.preprocessing.crop if recipe.eval_crop is None else recipe.eval_crop
@@ -240,25 +282,13 @@ class Preparation:
         )
         return self.loader(data, transform, training=False, batch=self.micro)
 
-    def task(self) -> Classification:
-        words, model = self.recipe.augmentation, self.model.config
-        transform = train_transform(words, self.image_size, model.preprocessing, model.in_channels)
-        mixes = words.mixup > 0 or words.cutmix > 0
-        return Classification(
-            train=self.loader(self.train_data, transform, training=True, batch=self.micro),
-            val=self.evaluation_loader(self.val_data),
-            mix=BatchMix(words, model.num_classes) if mixes else None,
-            label_smoothing=words.label_smoothing,
-            processes=self.processes,
-        )
-
     # -- the run ---------------------------------------------------------------------------------
 
     def execute(self, callbacks: Sequence[Callback], *, progress: bool) -> RunResult:
         config = self.config
         self.write_config()
         if config.compile:
-            compile_blocks(self.model)
+            compile_blocks(self.model.backbone if isinstance(self.model, DenseModel) else self.model)
         own: list[Callback] = [Files()]
         own += [TensorBoard()] if config.tensorboard else []
         own += [ProgressBar(f"{config.model} on {config.data}")] if progress else []
@@ -302,17 +332,16 @@ class Preparation:
                 result = {"history": trainer.history, "best": trainer.best, "test": test}
                 write_whole(self.folder / RESULT, json.dumps(result, indent=1))
         model = trainer.evaluated
-        assert isinstance(model, Backbone)
+        assert isinstance(model, (Backbone, DenseModel))
         return RunResult(self.folder, tuple(trainer.history), trainer.best, test, trainer.stopping, model)
 
     def test(self, trainer: Trainer) -> Metrics | None:
         """The test split, if the data has one that training did not look at."""
-        if "test" not in splits(self.config.data) or "val" not in splits(self.config.data):
+        if "test" not in self.splits() or "val" not in self.splits():
             return None
-        loader = self.evaluation_loader(open_data(self.config.data, "test"))
-        model = trainer.evaluated.eval()
+        trainer.evaluated.eval()
         with torch.inference_mode(), trainer.autocast():
-            return accuracy(model, loader, self.processes)
+            return self.evaluate_on(self.open("test"), trainer)
 
 
 def uses_dropout(model: str) -> bool:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mixlab.backbone import Backbone
 from mixlab.build import build
+from mixlab.dense.base import DenseModel, Model
 from mixlab.ensemble import Ensemble
 from mixlab.errors import TrainingError
 from mixlab.training.processes import Processes
@@ -39,7 +39,7 @@ class Wrapped(NamedTuple):
         yield
 
 
-def wrap(model: Backbone, processes: Processes, kind: str) -> Wrapped:
+def wrap(model: Model, processes: Processes, kind: str) -> Wrapped:
     if kind not in KINDS:
         raise TrainingError(f"Unknown sharding {kind!r}: use {' or '.join(KINDS)}.")
     if processes.world == 1:
@@ -49,15 +49,14 @@ def wrap(model: Backbone, processes: Processes, kind: str) -> Wrapped:
         return Wrapped(DistributedDataParallel(model, device_ids=device_ids), "ddp")
     from torch.distributed.fsdp import fully_shard
 
-    for block in model.blocks.values():
+    backbone = model.backbone if isinstance(model, DenseModel) else model
+    for block in backbone.blocks.values():
         fully_shard(block)
     fully_shard(model)
     return Wrapped(model, "fsdp")
 
 
-def gather(
-    wrapped: Wrapped, model: Backbone, optimiser: torch.optim.Optimizer
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def gather(wrapped: Wrapped, model: Model, optimiser: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
     """The whole state of model and optimiser, wherever its parts are."""
     if wrapped.kind != "fsdp":
         return model.state_dict(), optimiser.state_dict()
@@ -68,21 +67,29 @@ def gather(
     return states
 
 
-def whole(wrapped: Wrapped, model: Backbone, optimiser: torch.optim.Optimizer) -> Backbone:
+def whole(wrapped: Wrapped, model: Model, optimiser: torch.optim.Optimizer) -> Model:
     """A model of its own with the weights that the processes share; every process must ask."""
     weights, _ = gather(wrapped, model, optimiser)
-    with torch.device("meta"):
-        parts = [build(part.config) for part in (model.members if isinstance(model, Ensemble) else [model])]
-        single = Ensemble(parts, name=model.title, average=model.average) if isinstance(model, Ensemble) else parts[0]
+    single = copy_without_values(model)
     if weights:  # the first process has them
         single.load_state_dict(weights, assign=True)
         single.class_names = model.class_names
     return single
 
 
+def copy_without_values(model: Model) -> Model:
+    with torch.device("meta"):
+        if isinstance(model, DenseModel):
+            from mixlab.dense.files import build_dense
+
+            return build_dense(model.task, build(model.backbone.config), model.config.plain())
+        parts = [build(part.config) for part in (model.members if isinstance(model, Ensemble) else [model])]
+        return Ensemble(parts, name=model.title, average=model.average) if isinstance(model, Ensemble) else parts[0]
+
+
 def restore(
     wrapped: Wrapped,
-    model: Backbone,
+    model: Model,
     optimiser: torch.optim.Optimizer,
     weights: dict[str, Any],
     moments: dict[str, Any],

@@ -40,7 +40,8 @@ class ProgressBar(Callback):
 
     def epoch(self, run: Trainer, metrics: Metrics) -> None:
         if run.processes.first:
-            told = "  ".join(f"{name} {metrics[name]:.4g}" for name in ("train_loss", "val_loss", run.task.metric))
+            names = [name for name in ("train_loss", "val_loss", *run.task.shown) if name in metrics]
+            told = "  ".join(f"{name} {metrics[name]:.4g}" for name in names)
             epochs = -(-run.total // run.updates_per_epoch)
             line = f"{self.title}  epoch {metrics['epoch']:.0f}/{epochs}  {told}  {metrics['train_seconds']:.1f} s"
             self.console.print(line, highlight=False, soft_wrap=True)

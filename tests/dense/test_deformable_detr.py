@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ from transformers import DeformableDetrConfig, DeformableDetrForObjectDetection
 from transformers.loss.loss_deformable_detr import DeformableDetrForObjectDetectionLoss
 
 import mixlab
-from mixlab.dense.deformable_detr import DeformableDetector, DeformableOptions
-from mixlab.dense.detector import DetectorConfig
+from mixlab.dense.deformable_detr import DeformableDetector
+from mixlab.dense.detector import DeformableOptions, DetectorConfig
 from mixlab.dense.matching import LOSS_WEIGHTS, MATCH_COSTS, layer_losses
 
 PICO = mixlab.list_models("*_pico")
@@ -38,7 +39,7 @@ def detector(
     )
     small = {"encoder_layers": 1, "decoder_layers": 2, "feedforward": 32, "heads": 2, "dropout": 0.0}
     backbone = mixlab.create_model(name, num_classes=5)
-    return DeformableDetector(backbone, config, DeformableOptions(**{**small, **options}))
+    return DeformableDetector(backbone, replace(config, deformable=DeformableOptions(**{**small, **options})))
 
 
 def target(*boxes: list[float], labels: tuple[int, ...] = ()) -> dict[str, Tensor]:

@@ -1,0 +1,120 @@
+"""Segmenters and detectors through the same loop, resume, evaluation and prediction as classifiers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import mixlab
+from mixlab.data.open_dense import open_dense
+from mixlab.errors import ConfigError, DataError
+from mixlab.evals.dense import evaluate_dense, predict_dense
+from mixlab.training.loop import Callback, Metrics, Trainer
+from mixlab.training.run import resume, train
+
+QUICK: dict[str, Any] = {"progress": False, "workers": 0, "tensorboard": False, "device": "cpu"}
+SHORT = {"schedule.updates": 3, "schedule.warmup_updates": 1, "batch_size": 2}
+RECIPES = {"segmentation": "segmentation_small", "detection": "detection_small"}
+METRIC = {"segmentation": "mIoU", "detection": "box_AP"}
+
+
+@pytest.fixture(autouse=True)
+def few_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixlab.data.scenes.SCENES", {"train": 8, "val": 3, "test": 3})
+
+
+class StopAt(Callback):
+    def __init__(self, update: int) -> None:
+        self.at = update
+
+    def update(self, run: Trainer, loss: float, lr: float) -> None:
+        run.asked_to_stop = run.update == self.at
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_a_run_can_be_stopped_resumed_evaluated_and_shown(task: str, tmp_path: Path) -> None:
+    common = {"recipe": RECIPES[task], "changes": SHORT, **QUICK}
+    whole = train("convformer_pico", "digit-scenes", out=tmp_path / "whole", **common)
+    assert METRIC[task] in whole.history[-1]
+    assert whole.test is not None
+
+    stopped = train("convformer_pico", "digit-scenes", out=tmp_path / "parts", callbacks=[StopAt(2)], **common)
+    assert stopped.stopped
+    again = resume(tmp_path / "parts", progress=False)
+    ours, expected = again.model.state_dict(), whole.model.state_dict()
+    assert all(torch.equal(ours[key], expected[key]) for key in expected)
+
+    weights = tmp_path / "whole" / "final.safetensors"
+    loaded = mixlab.load_dense(weights)
+    assert loaded.class_names == open_dense("digit-scenes", "val", task).class_names
+    found = evaluate_dense(weights, "digit-scenes", split="test", workers=0, device="cpu")
+    assert found[METRIC[task]] == pytest.approx(whole.test[METRIC[task]])
+
+    picture = tmp_path / "grey.png"
+    Image.new("L", (57, 33), 99).save(picture)
+    (told,) = predict_dense(weights, [picture], out=tmp_path / "drawn", threshold=0.0)
+    assert Image.open(told["picture"]).size[0] >= 57
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        ("segmentation", {"segmentation.decoder": "linear", "segmentation.auxiliary_map": 0}),
+        ("detection", {"detector.kind": "cascade_mask_rcnn"}),
+        ("detection", {"detector.kind": "deformable_detr", "detector.queries": 10, "detector.score_threshold": 0.0}),
+    ],
+)
+def test_every_decoder_and_detector_trains(task: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    words = {"recipe": RECIPES[task], "changes": SHORT | changes, **QUICK}
+    result = train("sequencer2d_pico", "digit-scenes", out=tmp_path / "run", **words)
+    assert torch.isfinite(torch.tensor(result.history[-1]["train_loss"]))
+
+
+class Watched(Callback):
+    def __init__(self) -> None:
+        self.metrics: list[Metrics] = []
+
+    def epoch(self, run: Trainer, metrics: Metrics) -> None:
+        self.metrics.append(metrics)
+
+
+def test_weights_of_a_classifier_start_a_segmenter(tmp_path: Path) -> None:
+    classifier = mixlab.create_model("convformer_pico", num_classes=4)
+    mixlab.save_weights(classifier, tmp_path / "classifier.safetensors")
+    words = {"recipe": "segmentation_small", "changes": SHORT | {"optimiser.lr": 1e-9}, **QUICK}
+    words["weights"] = str(tmp_path / "classifier.safetensors")
+    result = train("convformer_pico", "digit-scenes", out=tmp_path / "run", **words)
+    torch.testing.assert_close(result.model.backbone.stem.conv.weight, classifier.stem.conv.weight)
+    with pytest.raises(mixlab.MixlabError, match="load_dense"):
+        mixlab.create_model(weights=tmp_path / "run" / "final.safetensors")
+
+
+def test_what_does_not_fit_is_said_before_training(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="digit-scenes"):
+        train("convformer_pico", "nowhere", out=tmp_path / "a", recipe="segmentation_small", **QUICK)
+    with pytest.raises(ConfigError, match="rescaled"):
+        changes = SHORT | {"augmentation.crop": "squash"}
+        train("convformer_pico", "digit-scenes", out=tmp_path / "b", recipe="segmentation_small", changes=changes, **QUICK)
+
+
+def test_the_command_line_trains_evaluates_and_draws(tmp_path: Path) -> None:
+    def mixlab_says(*words: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "mixlab", *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    settings = ["schedule.updates=2", "schedule.warmup_updates=1", "batch_size=2"]
+    common = ["--task", "segmentation", "--workers", "0", "--no-tensorboard", "--set", *settings]
+    said = mixlab_says("train", "convformer_pico", "digit-scenes", "--out", str(tmp_path / "run"), *common)
+    assert "mIoU" in said
+    weights = str(tmp_path / "run" / "final.safetensors")
+    assert json.loads(mixlab_says("eval", weights, "digit-scenes", "--json", "--split", "val"))["images"] == 200
+    Image.new("RGB", (40, 70), "teal").save(tmp_path / "one.png")
+    said = mixlab_says("predict", weights, str(tmp_path / "one.png"), "--out", str(tmp_path / "drawn"))
+    assert (tmp_path / "drawn" / "one.png").exists()
+    assert "one.png" in said
