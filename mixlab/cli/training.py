@@ -9,6 +9,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
+from rich.progress import Progress
 
 from mixlab.cli.printing import show
 from mixlab.errors import ConfigError
@@ -398,6 +399,7 @@ def data_parser() -> ArgumentParser:
     parser = ArgumentParser(description="Look through a dataset before training on it. Example: mixlab data check PATH")
     parser.add_argument("action", choices=["check"], help="check: classes, counts, sizes, unreadable files, duplicates")
     parser.add_argument("data", help="digits, cifar10:PATH, a folder, a list, shards, ...")
+    parser.add_argument("--task", default="classification", choices=["classification", *RECIPES], help="what it is for")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     return parser
 
@@ -405,10 +407,18 @@ def data_parser() -> ArgumentParser:
 def data(arguments: Namespace) -> int:
     """Check a dataset: what it holds and what is wrong with it."""
     from mixlab.data import check_data
+    from mixlab.data.check_dense import check_dense
 
-    console = Console(stderr=True)
-    with console.status("Reading images") if console.is_terminal else console:
-        found = check_data(arguments.data)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        reading = bar.add_task("Reading images", total=None)
+
+        def told(done: int, total: int) -> None:
+            bar.update(reading, completed=done, total=total)
+
+        if arguments.task == "classification":
+            found = check_data(arguments.data, progress=told)
+        else:
+            found = check_dense(arguments.data, arguments.task, progress=told)
     print(json.dumps(found.plain(), indent=1) if arguments.json else found.text())
     return 1 if found.problems else 0
 

@@ -250,7 +250,7 @@ def assemble(
         data=str(data),
         recipe=resolved.name,
         image_size=(size[0], size[1]),
-        epochs=len(run.history),
+        epochs=int(run.history[-1]["epoch"]),
         seeds=tuple(range(seeds)),
         models=tuple(results),
         test_images=images,

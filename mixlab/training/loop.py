@@ -91,7 +91,7 @@ class Trainer:
         self.ema = None if recipe.ema_decay is None else ModelEmaV3(self.model, decay=recipe.ema_decay)
         self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=recipe.precision == "float16")
         self.update = 0
-        self.loss_sum, self.seconds = 0.0, 0.0
+        self.loss_sum, self.summed, self.seconds = 0.0, 0, 0.0
         self.best: Metrics | None = None
         self.improved = False  # with the last epoch
         self.history: list[Metrics] = []
@@ -122,7 +122,7 @@ class Trainer:
         start = time.monotonic()
         for number in range(done, last):
             loss, lr = self.step(list(itertools.islice(batches, self.accumulate)))
-            self.loss_sum += loss
+            self.loss_sum, self.summed = self.loss_sum + loss, self.summed + 1
             self.update += 1
             self.notify("update", loss, lr)
             self.stopping = self.stopping or (self.asked_to_stop and self.processes.world == 1)
@@ -134,16 +134,18 @@ class Trainer:
                     return
                 self.save()
         self.seconds += time.monotonic() - start
-        self.finish_epoch(epoch, last)
+        if (epoch + 1) % self.recipe.evaluate_every == 0 or self.update == self.total:
+            self.finish_epoch(epoch)
 
-    def finish_epoch(self, epoch: int, updates: int) -> None:
-        metrics: Metrics = {"epoch": epoch + 1, "train_loss": self.loss_sum / updates, "lr": self.rate}
+    def finish_epoch(self, epoch: int) -> None:
+        """Evaluate, tell and save. Loss and seconds are of all updates since it was done before."""
+        metrics: Metrics = {"epoch": epoch + 1, "train_loss": self.loss_sum / self.summed, "lr": self.rate}
         metrics |= self.evaluate()
         metrics["train_seconds"] = round(self.seconds, 3)
         better = self.best is None or metrics[self.task.metric] > self.best[self.task.metric]
         self.best = metrics if better else self.best
         self.history.append(metrics)
-        self.loss_sum, self.seconds = 0.0, 0.0
+        self.loss_sum, self.summed, self.seconds = 0.0, 0, 0.0
         self.improved = better
         self.notify("epoch", metrics)
         self.save()
@@ -239,6 +241,7 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "update": self.update,
             "loss_sum": self.loss_sum,
+            "summed": self.summed,
             "seconds": self.seconds,
             "best": self.best,
             "history": self.history,
@@ -255,7 +258,8 @@ class Trainer:
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
         self.scaler.load_state_dict(state["scaler"])
-        self.update, self.loss_sum, self.seconds = state["update"], state["loss_sum"], state["seconds"]
+        self.update, self.seconds = state["update"], state["seconds"]
+        self.loss_sum, self.summed = state["loss_sum"], state["summed"]
         self.best, self.history = state["best"], state["history"]
         return name
 

@@ -204,9 +204,11 @@ class Recipe:
     drop_path_schedule: Literal["ramp", "constant"] | None = None
     head_dropout: float | None = None
     train_only: Literal["all", "head"] = "all"
+    evaluate_every: int = 1  # epochs; the last one is always evaluated
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, f"a batch_size of 1 or more; got {self.batch_size}.")
+        require(self.evaluate_every >= 1, f"an evaluate_every of 1 epoch or more; got {self.evaluate_every}.")
         require(self.ema_decay is None or 0 < self.ema_decay < 1, f"an ema_decay in (0, 1); got {self.ema_decay}.")
         require(self.eval_crop is None or 0 < self.eval_crop <= 1, f"an eval_crop in (0, 1]; got {self.eval_crop}.")
         for name in ("drop_path", "head_dropout"):

@@ -3,8 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mixlab.errors import ConfigError, DataError
+from mixlab.errors import ConfigError, DataError, TrainingError
 from mixlab.report import Budget, recommend
 from mixlab.tasks.comparison import compare, decide
 from mixlab.tasks.transfer import TransferResult, averages, transfer
@@ -74,3 +75,26 @@ def test_averages_are_those_of_the_categories() -> None:
     means = {"vtab/cifar:x": 50.0, "vtab/dtd:x": 70.0, "vtab/eurosat:x": 90.0, "vtab/kitti:x": 30.0}
     results = [TransferResult(data, 1e-3, {}, (mean,), mean) for data, mean in means.items()]
     assert averages(results) == {"natural": 60.0, "specialized": 90.0, "structured": 30.0, "average": 60.0}
+
+
+def test_models_that_train_side_by_side_end_as_alone(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"recipe": "digits", "changes": {"schedule.epochs": 1, "schedule.warmup_epochs": 0}}
+    words |= {"measure": False, "progress": False, "workers": 0, "tensorboard": False}
+    words["options"] = {"dims": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = compare(["caformer_pico", "convformer_pico"], "digits", out=tmp_path / "alone", **words)
+    finally:
+        torch.set_num_threads(threads)
+    both = compare(["caformer_pico", "convformer_pico"], "digits", out=tmp_path / "both", jobs=2, **words)
+    assert [model.top1 for model in both.models] == [model.top1 for model in alone.models]
+
+
+def test_a_run_that_fails_leaves_the_others_to_finish(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"recipe": "digits", "changes": {"schedule.epochs": 1, "schedule.warmup_epochs": 0}}
+    words |= {"measure": False, "progress": False, "workers": 0, "tensorboard": False, "jobs": 2}
+    words["options"] = {"dims": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}  # not for a model of one stage
+    with pytest.raises(TrainingError, match="vil_pico"):
+        compare(["convformer_pico", "vil_pico"], "digits", out=tmp_path / "runs", **words)
+    assert (tmp_path / "runs" / "convformer_pico" / "seed0" / "final.safetensors").exists()

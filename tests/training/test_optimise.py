@@ -91,3 +91,29 @@ def test_a_probe_trains_the_head_alone() -> None:
         freeze(mixlab.create_model("caformer_pico", num_classes=0), recipe(train_only="head"))
     with pytest.raises(ConfigError, match="Nothing to train"):
         parameter_groups(model.requires_grad_(False), Optimiser(lr=1.0))
+
+
+def test_a_polynomial_falls_to_its_end_after_the_warm_up() -> None:
+    schedule = Schedule(name="polynomial", updates=50, warmup_updates=10, warmup_lr=0.0, min_lr=0.0, power=2.0)
+    found = rates(schedule, 7)
+    assert found[5] == pytest.approx(0.5)
+    for update in range(10, 50):
+        assert found[update] == pytest.approx((1 - (update - 10) / 40) ** 2)
+
+
+def test_steps_come_at_the_milestones_in_the_unit_of_the_length() -> None:
+    schedule = Schedule(name="step", epochs=4, milestones=(2, 3), factor=0.5, warmup_updates=5, warmup_lr=0.0)
+    found = rates(schedule, 10)
+    assert found[4] == pytest.approx(0.8)
+    assert found[5:] == pytest.approx([1.0] * 15 + [0.5] * 10 + [0.25] * 10)
+    found = rates(Schedule(name="step", updates=6, milestones=(4,)), 10)
+    assert found == pytest.approx([1.0] * 4 + [0.1] * 2)
+
+
+def test_the_backbone_may_learn_more_slowly_than_what_is_built_on_it() -> None:
+    model = mixlab.create_segmenter("convformer_pico", num_classes=3, width=16, auxiliary_width=16)
+    groups = parameter_groups(model, Optimiser(lr=1.0, backbone_scale=0.1))
+    scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert scale[id(parameter)] == (0.1 if name.startswith("maps.backbone.") else 1.0), name

@@ -380,6 +380,37 @@ STATED = [
     ("hyenapixel_ablation", "hpx_former_s12", "drop_path", 0.2),
     ("hyenapixel_finetune_384", "hpx_former_s18", "image_size", 384),
     ("hyenapixel_finetune_512", "hpx_former_s18", "image_size", 512),
+    # MetaFormer 3.2 and 3.3; HyenaPixel 4.3; CoaT 6.1
+    ("metaformer_ade20k", "convformer_s18", "batch_size", 16),
+    ("metaformer_ade20k", "convformer_s18", "schedule.updates", 160_000),
+    ("metaformer_ade20k", "convformer_s18", "image_size", 512),
+    ("metaformer_ade20k", "convformer_s18", "optimiser.name", "adamw"),
+    ("metaformer_coco", "convformer_s18", "schedule.epochs", 36),
+    ("metaformer_coco", "convformer_s18", "optimiser.name", "adamw"),
+    ("hyenapixel_ade20k", "hpx_former_s18", "batch_size", 16),
+    ("hyenapixel_ade20k", "hpx_former_s18", "schedule.updates", 160_000),
+    ("hyenapixel_ade20k", "hpx_former_s18", "optimiser.lr", 1e-4),
+    ("hyenapixel_ade20k", "hpx_former_s18", "drop_path", 0.4),
+    ("hyenapixel_coco", "hpx_former_s18", "batch_size", 16),
+    ("hyenapixel_coco", "hpx_former_s18", "optimiser.lr", 2e-5),
+    ("hyenapixel_coco", "hpx_former_s18", "drop_path", 0.4),
+    ("hyenapixel_coco", "hpx_former_s18", "schedule.epochs", 36),
+    ("hyenapixel_coco", "hpx_former_s18", "schedule.milestones", (27, 33)),
+    ("hyenapixel_coco", "hpx_former_s18", "schedule.factor", 0.5),
+    ("hyenapixel_coco", "hpx_former_s18", "detection.shorter", tuple(range(480, 801, 32))),
+    ("hyenapixel_coco", "hpx_former_s18", "detector.longer", 1333),
+    ("hyenapixel_coco", "hpx_former_s18", "detector.kind", "cascade_mask_rcnn"),
+    ("hyenapixel_coco", "hpx_former_s18", "detector.norms", True),
+    ("coat_coco_1x", "coat_mini", "optimiser.name", "sgd"),
+    ("coat_coco_1x", "coat_mini", "optimiser.lr", 0.02),
+    ("coat_coco_1x", "coat_mini", "schedule.updates", 90_000),
+    ("coat_coco_3x", "coat_mini", "schedule.updates", 270_000),
+    ("coat_coco_3x", "coat_mini", "detector.kind", "mask_rcnn"),
+    ("coat_deformable_detr", "coat_lite_small", "schedule.epochs", 50),
+    ("coat_deformable_detr", "coat_lite_small", "schedule.milestones", (40,)),
+    ("coat_deformable_detr", "coat_lite_small", "schedule.factor", 0.1),
+    ("coat_deformable_detr", "coat_lite_small", "optimiser.lr", 2e-4),
+    ("coat_deformable_detr", "coat_lite_small", "optimiser.betas", (0.9, 0.999)),
 ]
 
 
@@ -412,7 +443,8 @@ def test_values_are_those_of_the_papers_text(name: str, model: str, key: str, ex
 
 def test_every_published_recipe_has_a_table_or_a_statement_here() -> None:
     ours = {name for name in list_recipes() if load_recipe(name).source.startswith("Mixlab")}
-    assert ours == {"finetune", "linear_probe", "from_scratch_small", "digits"}
+    small = {"from_scratch_small", "segmentation_small", "detection_small", "digits"}
+    assert ours == {"finetune", "linear_probe", *small}
     deit = {"deit_imagenet"}  # the procedure that CoaT names
     assert {name for name, *_ in COLUMNS} | {name for name, *_ in STATED} | ours | deit == set(list_recipes())
 
@@ -433,6 +465,7 @@ def test_coat_is_deit_without_stochastic_depth_in_larger_batches() -> None:
         ("vision_lstm_ablation_ade20k", "vision_lstm_ade20k", {"schedule", "segmentation"}),
         ("hyenapixel_ablation", "hyenapixel_imagenet", {"schedule"}),
         ("hyenapixel_finetune_512", "hyenapixel_finetune_384", {"image_size"}),
+        ("coat_coco_3x", "coat_coco_1x", {"schedule"}),
     ],
 )
 def test_shorter_settings_change_only_what_the_paper_says(name: str, base: str, changed: set[str]) -> None:
