@@ -76,3 +76,10 @@ def test_bf16_runs_quietly_with_the_safe_instruction_set() -> None:
     done = run(BF16.format(before=USE_ONEDNN), **{ISA_VARIABLE: SAFE_ISA})
     assert done.stdout.startswith("finite True"), done.stderr
     assert "traps" not in done.stderr
+
+
+def test_importing_mixlab_imports_nothing_that_only_dense_tasks_need() -> None:
+    heavy = ("transformers", "torchmetrics", "faster_coco_eval", "torchvision.models.detection", "sklearn", "tensorboard")
+    code = f"import sys, mixlab; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
-from mixlab.cli import training, zoo
+from mixlab.cli import data, training, using, zoo
 from mixlab.errors import MixlabError
 from mixlab.version import VERSION
 
@@ -16,12 +16,12 @@ VERBS: dict[str, Verb] = {
     "info": (zoo.info, zoo.info_parser),
     "train": (training.train, training.train_parser),
     "finetune": (training.finetune, training.finetune_parser),
-    "eval": (training.evaluate, training.evaluate_parser),
-    "predict": (training.predict, training.predict_parser),
+    "eval": (using.evaluate, using.evaluate_parser),
+    "predict": (using.predict, using.predict_parser),
     "compare": (training.compare, training.compare_parser),
     "transfer": (training.transfer, training.transfer_parser),
-    "data": (training.data, training.data_parser),
-    "recipes": (training.recipes, training.recipes_parser),
+    "data": (data.data, data.data_parser),
+    "recipes": (data.recipes, data.recipes_parser),
 }
 
 

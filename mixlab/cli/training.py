@@ -1,93 +1,23 @@
-"""`mixlab train`, `finetune`, `eval`, `predict`, `compare`, `transfer`, `data` and `recipes`."""
+"""`mixlab train`, `finetune`, `compare` and `transfer`."""
 
-import json
-import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
-from rich.progress import Progress
 
+from mixlab.cli.arguments import (
+    add_run_arguments,
+    add_task_argument,
+    changes_of,
+    dense_scores,
+    need,
+    recipe_of,
+    settings_of,
+)
 from mixlab.cli.printing import show
-from mixlab.errors import ConfigError
 
 INTERRUPTED = 130
-
-
-# -- shared arguments ----------------------------------------------------------------------------
-
-
-def value_of(text: str) -> Any:
-    """A value as TOML writes it; what is none is a string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def pairs(entries: Iterable[str], flag: str) -> dict[str, Any]:
-    """["a.b=1"] as {"a.b": 1}."""
-    found = {}
-    for entry in entries:
-        key, mark, text = entry.partition("=")
-        if not mark or not key:
-            raise ConfigError(f"{flag} takes KEY=VALUE, such as optimiser.lr=1e-3; got {entry!r}.")
-        found[key.strip()] = value_of(text.strip())
-    return found
-
-
-RECIPES = {"segmentation": "segmentation_small", "detection": "detection_small"}
-
-
-def add_run_arguments(parser: ArgumentParser, *, recipe: str) -> None:
-    parser.add_argument("--recipe", default=None, help=f"a name from `mixlab recipes`, or a .toml file; else {recipe}")
-    parser.add_argument(
-        "--set", nargs="*", default=[], help="changes of the recipe: optimiser.lr=1e-3 batch_size=64 ..."
-    )
-    parser.add_argument(
-        "--model-set", nargs="*", default=[], help="changes of the model: in_channels=1 drop_path=0.1 ..."
-    )
-    parser.add_argument("--epochs", type=int, default=None, help="short for --set schedule.epochs=N")
-    parser.add_argument("--image-size", type=int, default=None, help="short for --set image_size=N")
-    parser.add_argument("--micro", type=int, default=None, help="images per process at once; default: as many as fit")
-    parser.add_argument("--workers", type=int, default=2, help="processes that load data")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps or auto")
-    parser.add_argument("--sharding", default="ddp", choices=["ddp", "fsdp"], help="under torchrun: copies or shards")
-    parser.add_argument("--compile", action="store_true", help="compile the blocks (needs a C++ compiler on a CPU)")
-    parser.add_argument("--checkpointing", action="store_true", help="recompute activations to save memory")
-    parser.add_argument("--no-tensorboard", action="store_true", help="write no TensorBoard files")
-    parser.add_argument("--save-updates", type=int, default=0, help="checkpoint every N updates; 0: every 5 minutes")
-
-
-def add_task_argument(parser: ArgumentParser) -> None:
-    tasks = ["classification", *RECIPES]
-    parser.add_argument("--task", default=None, choices=tasks, help="default: the recipe's; picks the default recipe")
-
-
-def recipe_of(arguments: Namespace, default: str) -> str:
-    """The one that was asked for, or the task's own; both must agree."""
-    from mixlab.training.recipe import load_recipe
-
-    task = arguments.get("task")
-    recipe: str = arguments.recipe or RECIPES.get(task, default)
-    if task is not None and load_recipe(recipe, model=arguments.model or "").task != task:
-        raise ConfigError(f"The recipe {recipe!r} is not for {task}. `mixlab recipes` lists what each is for.")
-    return recipe
-
-
-def changes_of(arguments: Namespace) -> dict[str, Any]:
-    changes = pairs(arguments.set, "--set")
-    changes |= {} if arguments.epochs is None else {"schedule.epochs": arguments.epochs}
-    return changes | ({} if arguments.image_size is None else {"image_size": arguments.image_size})
-
-
-def settings_of(arguments: Namespace) -> dict[str, Any]:
-    names = ("micro", "workers", "device", "sharding", "compile", "checkpointing", "save_updates")
-    found = {name: arguments[name] for name in names}
-    return found | {"options": pairs(arguments.model_set, "--model-set"), "tensorboard": not arguments.no_tensorboard}
 
 
 # -- train, finetune -----------------------------------------------------------------------------
@@ -156,13 +86,6 @@ def start(arguments: Namespace, recipe: str, **settings: Any) -> int:
     return report(result)
 
 
-def need(arguments: Namespace, *names: str) -> None:
-    missing = [name for name in names if arguments[name] is None]
-    if missing:
-        told = ", ".join(f"--{name}" if name == "out" else name.upper() for name in missing)
-        raise ConfigError(f"Missing: {told}. See --help, which has an example.")
-
-
 def report(result: Any) -> int:
     """The end of a run in words."""
     if result.stopped:
@@ -184,118 +107,6 @@ def report(result: Any) -> int:
         )
     print(f"weights: {result.folder / 'final.safetensors'}")
     return 0
-
-
-def dense_scores(metrics: Mapping[str, Any]) -> str:
-    """mIoU and accuracies, or average precisions, in words."""
-    known = ("mIoU", "pixel_accuracy", "mean_accuracy")
-    names = [name for name in metrics if name in known or "_AP" in name]
-    return ", ".join(f"{name} {metrics[name]:.4f}" for name in names)
-
-
-# -- eval, predict -------------------------------------------------------------------------------
-
-
-def evaluate_parser() -> ArgumentParser:
-    parser = ArgumentParser(description="Accuracy of a weight file that `mixlab train` or save_weights wrote.")
-    parser.add_argument("weights", help="a .safetensors file with its config inside")
-    parser.add_argument("data", help="digits, cifar10:PATH, a folder, a list, shards, ...")
-    parser.add_argument("--split", default="val", choices=["train", "val", "test"])
-    parser.add_argument("--image-size", type=int, default=None, help="default: the model's own")
-    parser.add_argument("--crop", type=float, default=None, help="share of the resized image; default: the model's own")
-    parser.add_argument("--search-crop", action="store_true", help="the best crop between 0.8 and 1.0 on this split")
-    parser.add_argument("--mode", default="whole", choices=["whole", "sliding", "multiscale"], help="of segmenters")
-    parser.add_argument("--window", type=int, default=None, help="of segmenters; default: the size of training crops")
-    parser.add_argument("--stride", type=int, default=None, help="of the window; default: two thirds of it")
-    parser.add_argument("--batch", type=int, default=None, help="images at once; default: 64, and 4 for detectors")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    return parser
-
-
-def evaluate(arguments: Namespace) -> None:
-    """Measure the accuracy of trained weights."""
-    from mixlab.dense.files import task_of
-    from mixlab.evals.accuracy import evaluate as run
-
-    task = task_of(arguments.weights)
-    if task != "classification":
-        return evaluate_dense(arguments, task)
-    arguments.batch = arguments.batch or 64
-    names = ("split", "image_size", "crop", "search_crop", "batch", "workers", "device")
-    result = run(arguments.weights, arguments.data, **{name: arguments[name] for name in names})
-    if arguments.json:
-        print(json.dumps(result, indent=1))
-        return
-    print(f"top-1 {result['top1']:.2f}%, top-5 {result['top5']:.2f}%, cross-entropy {result['val_loss']:.4f}", end="")
-    print(f" on {result['images']:.0f} images, crop {result['crop']:g}", end="")
-    print(" (the best of several on these images)" if arguments.search_crop else "")
-
-
-def evaluate_dense(arguments: Namespace, task: str) -> None:
-    from mixlab.evals.dense import evaluate_dense as run
-
-    common = {"split": arguments.split, "workers": arguments.workers, "device": arguments.device}
-    words: dict[str, Any] = {"batch": arguments.batch or 4}
-    if task == "segmentation":
-        words = {"short_side": arguments.image_size, **{name: arguments[name] for name in ("mode", "window", "stride")}}
-    result = run(arguments.weights, arguments.data, **common, **words)
-    if arguments.json:
-        print(json.dumps(result, indent=1))
-        return
-    print(f"{dense_scores(result)} on {result['images']} images")
-    if "classes" in result:
-        rows = [
-            [row["name"], *("-" if row[key] is None else f"{100 * row[key]:.1f}" for key in ("IoU", "accuracy"))]
-            for row in result["classes"]
-        ]
-        show(("class", "IoU %", "accuracy %"), rows, right=(1, 2))
-
-
-def predict_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        description="What a trained model sees in images. Example: mixlab predict w.safetensors *.jpg. Segmenters and "
-        "detectors draw it: mixlab predict w.safetensors *.jpg --out pictures"
-    )
-    parser.add_argument("weights", help="a .safetensors file with its config inside")
-    parser.add_argument("images", nargs="+", help="image files")
-    parser.add_argument("--top", type=int, default=5, help="classes per image")
-    parser.add_argument("--out", default=None, help="a folder for pictures with masks and boxes drawn onto them")
-    parser.add_argument("--threshold", type=float, default=0.5, help="the least score of objects")
-    parser.add_argument("--image-size", type=int, default=None, help="default: the model's own")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    return parser
-
-
-def predict(arguments: Namespace) -> None:
-    """Name what images show."""
-    from mixlab.dense.files import task_of
-    from mixlab.evals.accuracy import predict as run
-
-    if task_of(arguments.weights) != "classification":
-        return predict_dense(arguments)
-    found = run(arguments.weights, arguments.images, top=arguments.top, image_size=arguments.image_size)
-    if arguments.json:
-        print(json.dumps([asdict(one) for one in found], indent=1))
-        return
-    for one in found:
-        told = zip(one.classes, one.probabilities, strict=True)
-        print(f"{one.image}: " + ", ".join(f"{name} {100 * chance:.1f}%" for name, chance in told))
-
-
-def predict_dense(arguments: Namespace) -> None:
-    from mixlab.evals.dense import predict_dense as run
-
-    need(arguments, "out")
-    found = run(arguments.weights, arguments.images, out=arguments.out, threshold=arguments.threshold)
-    if arguments.json:
-        print(json.dumps(found, indent=1))
-        return
-    for one in found:
-        shares = [f"{name} {100 * share:.1f}%" for name, share in one.get("classes", {}).items()]
-        objects = [f"{row['class']} {100 * row['score']:.0f}%" for row in one.get("objects", [])]
-        print(f"{one['image']}: {', '.join(shares + objects) or 'nothing'}; drawn in {one['picture']}")
 
 
 # -- compare, transfer ---------------------------------------------------------------------------
@@ -390,52 +201,3 @@ def transfer(arguments: Namespace) -> None:
             [(name, f"{mean:.2f}") for name, mean in averages(results).items()],
             right=(1,),
         )
-
-
-# -- data, recipes -------------------------------------------------------------------------------
-
-
-def data_parser() -> ArgumentParser:
-    parser = ArgumentParser(description="Look through a dataset before training on it. Example: mixlab data check PATH")
-    parser.add_argument("action", choices=["check"], help="check: classes, counts, sizes, unreadable files, duplicates")
-    parser.add_argument("data", help="digits, cifar10:PATH, a folder, a list, shards, ...")
-    parser.add_argument("--task", default="classification", choices=["classification", *RECIPES], help="what it is for")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    return parser
-
-
-def data(arguments: Namespace) -> int:
-    """Check a dataset: what it holds and what is wrong with it."""
-    from mixlab.data import check_data
-    from mixlab.data.check_dense import check_dense
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        reading = bar.add_task("Reading images", total=None)
-
-        def told(done: int, total: int) -> None:
-            bar.update(reading, completed=done, total=total)
-
-        if arguments.task == "classification":
-            found = check_data(arguments.data, progress=told)
-        else:
-            found = check_dense(arguments.data, arguments.task, progress=told)
-    print(json.dumps(found.plain(), indent=1) if arguments.json else found.text())
-    return 1 if found.problems else 0
-
-
-def recipes_parser() -> ArgumentParser:
-    parser = ArgumentParser(description="List the recipes, or show one as it applies to a model.")
-    parser.add_argument("name", nargs="?", default=None, help="a recipe to show")
-    parser.add_argument("--model", default="", help="with the values for this model")
-    return parser
-
-
-def recipes(arguments: Namespace) -> None:
-    """List the training recipes, or show one."""
-    from mixlab.training.recipe import flat, list_recipes, load_recipe
-
-    if arguments.name is not None:
-        row = flat(load_recipe(arguments.name, model=arguments.model).plain())
-        show(("key", "value"), [(key, str(value)) for key, value in row.items()], right=())
-        return
-    show(("recipe", "source"), [(name, load_recipe(name).source) for name in list_recipes()], right=())

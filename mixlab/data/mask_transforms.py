@@ -36,9 +36,7 @@ def train_mask_transform(
 
     if augmentation.crop != "rescaled":
         raise ConfigError(f"Masks are augmented with crop = 'rescaled' and a scale; got crop = {augmentation.crop!r}.")
-    set_too = [word for word in UNUSABLE if getattr(augmentation, word)]
-    if set_too:
-        raise ConfigError(f"Segmentation has no {' and no '.join(set_too)}: leave them out of the augmentation.")
+    refuse(augmentation, "segmentation")
     colours: list[Any] = []
     if augmentation.jitter:
         jitter = transforms.ColorJitter(*augmentation.jitter)
@@ -51,6 +49,13 @@ def train_mask_transform(
         steps=transforms.Compose([ToMode(mode_for(channels, preprocessing)), *colours]),
         to_tensor=ToTensor(preprocessing.mean, preprocessing.std),
     )
+
+
+def refuse(augmentation: "Augmentation", task: str) -> None:
+    """Raise for what mixes or changes images in ways that masks and boxes do not follow."""
+    set_too = [word for word in UNUSABLE if getattr(augmentation, word)]
+    if set_too:
+        raise ConfigError(f"For {task} there is no {' and no '.join(set_too)}: leave them out of the augmentation.")
 
 
 def eval_mask_transform(short_side: int | None, preprocessing: Preprocessing, channels: int) -> MaskTransform:

@@ -7,11 +7,9 @@ from typing import Any, Literal, Self
 
 from mixlab.backbone import Backbone
 from mixlab.choices import make, plain
+from mixlab.dense.backbones import backbone_for
 from mixlab.dense.base import DenseModel
-from mixlab.ensemble import Ensemble
-from mixlab.errors import ConfigError, require
-from mixlab.weights import load_weights
-from mixlab.zoo import create_model
+from mixlab.errors import require
 
 Kind = Literal["mask_rcnn", "cascade_mask_rcnn", "deformable_detr"]
 LEVELS = 5  # maps that have anchors: strides 4 to 64
@@ -112,16 +110,8 @@ def create_detector(
     `backbone_options` go to `create_model`, `options` are fields of `DetectorConfig`.
     """
     config = DetectorConfig.parse({"num_classes": num_classes, "kind": kind, **options})
-    if isinstance(backbone, str):
-        backbone = create_model(backbone, **{**(backbone_options or {}), "num_classes": 0})
-    elif backbone_options:
-        raise ConfigError("backbone_options change a named backbone; this one is built. Build it with them.")
-    if not isinstance(backbone, Backbone) or isinstance(backbone, Ensemble):
-        raise ConfigError(f"A detector needs the name of a model, or a single one; got a {type(backbone).__name__}.")
-    detector = build_detector(backbone, config)
-    if weights is not None:
-        load_weights(backbone, weights, replace_classifier=True)
-    return detector
+    own = backbone_for("detector", backbone, backbone_options, weights)
+    return build_detector(own, config)
 
 
 def build_detector(backbone: Backbone, config: DetectorConfig) -> DenseModel:

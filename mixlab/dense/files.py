@@ -10,7 +10,8 @@ from mixlab.backbone import Backbone
 from mixlab.build import build
 from mixlab.dense.base import DenseModel
 from mixlab.errors import WeightsError
-from mixlab.weights import differences, read
+from mixlab.fitting import differences
+from mixlab.weights import read
 
 
 def load_dense(path: str | PathLike[str]) -> DenseModel:

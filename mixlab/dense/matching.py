@@ -22,9 +22,9 @@ def set_losses(
 
     `shared`: every process computes these losses now, so they are divided by the objects of all of them.
     """
+    count = object_count(targets, layers[0][0].device, shared=shared)  # first: every process takes part
     if not all(boxes.isfinite().all() for _, boxes in layers):  # cannot be matched; training stops and says so
         return {"class_loss": total(scores.sum() + boxes.sum() for scores, boxes in layers)}
-    count = object_count(targets, layers[0][0].device, shared=shared)
     losses = layer_losses(*layers[-1], targets, count)
     if len(layers) > 1:
         earlier = (layer_losses(*layer, targets, count) for layer in layers[:-1])

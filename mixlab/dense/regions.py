@@ -78,6 +78,7 @@ class RegionPool(nn.Module):
         places, pooled = [], []
         for index, (level, stride) in enumerate(zip(maps.values(), STRIDES, strict=False)):  # all but the coarsest
             places.append((levels == index).nonzero()[:, 0])
+            level = exact(level)  # coordinates in half precision would be pixels off
             pooled.append(roi_align(level, regions[places[-1]].to(level.dtype), self.size, 1 / stride, 0, aligned=True))
         return torch.cat(pooled)[torch.cat(places).argsort()]
 
@@ -152,6 +153,7 @@ class Stage(RoIHeads):  # type: ignore[misc]
     ) -> list[Tensor]:
         """The boxes of these classes as the next stage's proposals. Gradients end here."""
         refined = self.box_coder.decode_single(of_class(codes.detach(), classes), torch.cat(list(proposals)))
+        refined = refined.nan_to_num()  # the loss says what is wrong; boxes go on
         parts = refined.split([len(own) for own in proposals])
         return [clip_boxes_to_image(part, size) for part, size in zip(parts, sizes, strict=True)]
 

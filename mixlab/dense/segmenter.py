@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from mixlab.backbone import Backbone
 from mixlab.choices import make, plain
 from mixlab.data.dense import IGNORE
+from mixlab.dense.backbones import backbone_for
 from mixlab.dense.base import DenseModel
 from mixlab.dense.upernet import Classifier, ConvNorm, LinearDecoder, MapNorms, UperNet, enlarge
-from mixlab.ensemble import Ensemble
-from mixlab.errors import ConfigError, DataError, require
+from mixlab.errors import DataError, require
 from mixlab.pyramid import PyramidAdapter
-from mixlab.weights import load_weights
-from mixlab.zoo import create_model
 
 LOSS, AUXILIARY_LOSS = "loss", "auxiliary_loss"
 
@@ -29,7 +27,8 @@ class SegmenterConfig:
     `linear` reads the last map as the backbone gives it; `upernet` reads maps at strides 4, 8, 16 and 32, which are
     learned (`learned_maps`) where all maps of the backbone have one stride. An auxiliary head on map number
     `auxiliary_map` is trained along unless its weight is 0. `norms` puts a layer norm on each map of UperNet.
-    `image_size` is the crop in training: at prediction the shorter side of images and the window by default.
+    `image_size` is the crop in training: at prediction the shorter side of images and the window by default. `mode`,
+    `stride` (two thirds of the window unless given), `scales` and `flip` say how images are predicted by default.
     """
 
     num_classes: int
@@ -42,6 +41,10 @@ class SegmenterConfig:
     learned_maps: bool | None = None
     dropout: float = 0.1
     image_size: int = 512
+    mode: Literal["whole", "sliding", "multiscale"] = "whole"
+    stride: int | None = None
+    scales: tuple[float, ...] = (0.75, 1.0, 1.25, 1.5, 1.75)
+    flip: bool = True
 
     def __post_init__(self) -> None:
         require(1 < self.num_classes <= IGNORE, f"2 to {IGNORE} classes for segmentation; got {self.num_classes}.")
@@ -164,13 +167,5 @@ def create_segmenter(
     `options` are fields of `SegmenterConfig`.
     """
     config = SegmenterConfig.parse({"num_classes": num_classes, "decoder": decoder, **options})
-    if isinstance(backbone, str):
-        backbone = create_model(backbone, **{**(backbone_options or {}), "num_classes": 0})
-    elif backbone_options:
-        raise ConfigError("backbone_options change a named backbone; this one is built. Build it with them.")
-    if not isinstance(backbone, Backbone) or isinstance(backbone, Ensemble):
-        raise ConfigError(f"A segmenter needs the name of a model, or a single one; got a {type(backbone).__name__}.")
-    segmenter = Segmenter(backbone, config)
-    if weights is not None:
-        load_weights(backbone, weights, replace_classifier=True)
-    return segmenter
+    own = backbone_for("segmenter", backbone, backbone_options, weights)
+    return Segmenter(own, config)

@@ -1,5 +1,6 @@
 """How good a segmenter or detector is on a split, and what it sees in single images."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -51,7 +52,8 @@ def evaluate_dense(
             raise DataError(f"A detector has no {', '.join(sorted(inference))}: these are for segmenters.")
         where = {"rank": own.rank, "world": own.world, "workers": workers}
         loader = Loader(source, detection_transform(ready), batch_size=batch, train=False, seed=0, **where)
-        return {**precision(ready, loader, watch), "images": len(source)}
+        found = precision(ready, loader, watch)
+        return {**found, "images": len(source) - len(loader.unreadable), "unreadable": len(loader.unreadable)}
 
 
 def check_classes(model: DenseModel, names: Sequence[str], data: str) -> None:
@@ -87,15 +89,28 @@ def predict_dense(
     paths, folder = image_paths(images), Path(out)
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; pictures go into a folder.")
+    places = picture_names(paths, folder)
     folder.mkdir(parents=True, exist_ok=True)
     found = []
-    for path in paths:
+    for path, place in zip(paths, places, strict=True):
         image = decode(path)
         picture, told = seen_pixels(ready, image) if isinstance(ready, Segmenter) else seen(ready, image, threshold)
-        place = folder / f"{path.stem}.png"
         picture.save(place)
         found.append({"image": str(path), "picture": str(place), **told})
     return found
+
+
+def picture_names(paths: Sequence[Path], folder: Path) -> list[Path]:
+    """A name of its own for every picture, none of them that of an image."""
+    seen: Counter[str] = Counter()
+    places = []
+    for path in paths:
+        seen[path.stem] += 1
+        places.append(folder / (f"{path.stem}-{seen[path.stem]}.png" if seen[path.stem] > 1 else f"{path.stem}.png"))
+    taken = {path.resolve() for path in paths} & {place.resolve() for place in places}
+    if taken:
+        raise DataError(f"The picture of {min(taken)} would replace the image itself: choose another folder for --out.")
+    return places
 
 
 def seen_pixels(model: Segmenter, image: Image.Image) -> tuple[Image.Image, dict[str, Any]]:

@@ -111,28 +111,31 @@ def classes_at(scores: Tensor, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """How images are predicted. None: the model's own image size, and a stride of two thirds of the window."""
+    """How images are predicted. None: as the model's config says; the window is its image size."""
 
-    mode: Mode = "whole"
+    mode: Mode | None = None
     short_side: int | None = None
     window: int | None = None
     stride: int | None = None
-    scales: tuple[float, ...] = SCALES
-    flip: bool = True
+    scales: tuple[float, ...] | None = None
+    flip: bool | None = None
 
     def predictor(self, model: Segmenter) -> Predict:
         """`multiscale` slides a window over each scale if one is given, else it takes each as a whole."""
-        if self.mode not in MODES:
-            raise ConfigError(f"Segmentation is evaluated in one of the modes {', '.join(MODES)}; got {self.mode!r}.")
-        window = self.window or model.config.image_size
-        stride = self.stride or max(1, 2 * window // 3)
-        if self.mode == "whole":
+        own = model.config
+        mode = self.mode or own.mode
+        if mode not in MODES:
+            raise ConfigError(f"Segmentation is evaluated in one of the modes {', '.join(MODES)}; got {mode!r}.")
+        window = self.window or own.image_size
+        stride = self.stride or (None if self.window else own.stride) or max(1, 2 * window // 3)
+        if mode == "whole":
             return partial(predict_whole, model)
         slide = partial(predict_sliding, model, window=window, stride=stride)
-        if self.mode == "sliding":
+        if mode == "sliding":
             return slide
-        inner = slide if self.window or self.stride else model
-        return partial(predict_multiscale, inner, scales=self.scales, flip=self.flip)
+        inner = slide if self.window or self.stride or own.stride else model
+        flip = own.flip if self.flip is None else self.flip
+        return partial(predict_multiscale, inner, scales=self.scales or own.scales, flip=flip)
 
 
 @torch.inference_mode()
@@ -196,12 +199,12 @@ def evaluate_segmentation(
     model: Segmenter,
     data: MaskData,
     *,
-    mode: Mode = "whole",
+    mode: Mode | None = None,
     short_side: int | None = None,
     window: int | None = None,
     stride: int | None = None,
-    scales: Sequence[float] = SCALES,
-    flip: bool = True,
+    scales: Sequence[float] | None = None,
+    flip: bool | None = None,
     processes: Processes | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
@@ -210,7 +213,12 @@ def evaluate_segmentation(
     Images that cannot be read are left out: `images` and `unreadable` say how many were measured and how many not.
     """
     inference = Inference(
-        mode=mode, short_side=short_side, window=window, stride=stride, scales=tuple(scales), flip=flip
+        mode=mode,
+        short_side=short_side,
+        window=window,
+        stride=stride,
+        scales=None if scales is None else tuple(scales),
+        flip=flip,
     )
     classes = model.config.num_classes
     if classes != len(data.class_names):

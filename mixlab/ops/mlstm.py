@@ -89,40 +89,26 @@ def mlstm_parallel(
         inputs = (query, key, value, input_gate, forget_gate)
         return backwards(mlstm_parallel, inputs, state, final_state=final_state, eps=eps)
     with without_autocast(query):
-        return parallel_steps(query, key, value, input_gate, forget_gate, state, final_state=final_state, eps=eps)
-
-
-def parallel_steps(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    input_gate: Tensor,
-    forget_gate: Tensor,
-    state: State | None,
-    *,
-    final_state: bool,
-    eps: float,
-) -> Result:
-    key, dtype = key * key.shape[-1] ** -0.5, torch.promote_types(query.dtype, torch.float32)
-    log_input, decay = wide(input_gate), F.logsigmoid(wide(forget_gate)).cumsum(-1)
-    weights = decay[..., :, None] - decay[..., None, :] + log_input[..., None, :]
-    later = torch.ones_like(weights, dtype=torch.bool).triu(1)
-    weights = weights.masked_fill(later, -torch.inf)
-    memory, normaliser, start = empty_state(query, value) if state is None else state
-    carried = decay + start[..., None]
-    stabiliser = torch.maximum(weights.amax(-1), carried)
-    weights = (weights - stabiliser[..., None]).exp().to(dtype)
-    carried, stabiliser = (carried - stabiliser).exp().to(dtype), stabiliser.to(dtype)
-    scores = (query @ key.mT) * weights
-    read = scores @ value.to(scores.dtype) + carried[..., None] * (query.to(memory.dtype) @ memory)
-    size = scores.sum(-1) + carried * (query.to(normaliser.dtype) @ normaliser[..., None])[..., 0]
-    output = (read / divisor(size, stabiliser, eps)[..., None]).to(value.dtype)
-    if not final_state:
-        return output, None
-    written = key * weights[..., -1, :, None]
-    memory = carried[..., -1, None, None] * memory + written.mT @ value.to(written.dtype)
-    normaliser = carried[..., -1, None] * normaliser + written.sum(-2)
-    return output, State(memory, normaliser, stabiliser[..., -1])
+        key, dtype = key * key.shape[-1] ** -0.5, torch.promote_types(query.dtype, torch.float32)
+        log_input, decay = wide(input_gate), F.logsigmoid(wide(forget_gate)).cumsum(-1)
+        weights = decay[..., :, None] - decay[..., None, :] + log_input[..., None, :]
+        later = torch.ones_like(weights, dtype=torch.bool).triu(1)
+        weights = weights.masked_fill(later, -torch.inf)
+        memory, normaliser, start = empty_state(query, value) if state is None else state
+        carried = decay + start[..., None]
+        stabiliser = torch.maximum(weights.amax(-1), carried)
+        weights = (weights - stabiliser[..., None]).exp().to(dtype)
+        carried, stabiliser = (carried - stabiliser).exp().to(dtype), stabiliser.to(dtype)
+        scores = (query @ key.mT) * weights
+        read = scores @ value.to(scores.dtype) + carried[..., None] * (query.to(memory.dtype) @ memory)
+        size = scores.sum(-1) + carried * (query.to(normaliser.dtype) @ normaliser[..., None])[..., 0]
+        output = (read / divisor(size, stabiliser, eps)[..., None]).to(value.dtype)
+        if not final_state:
+            return output, None
+        written = key * weights[..., -1, :, None]
+        memory = carried[..., -1, None, None] * memory + written.mT @ value.to(written.dtype)
+        normaliser = carried[..., -1, None] * normaliser + written.sum(-2)
+        return output, State(memory, normaliser, stabiliser[..., -1])
 
 
 def backwards(form: Callable[..., Result], inputs: tuple[Tensor, ...], state: State | None, **settings: Any) -> Result:
@@ -263,12 +249,12 @@ def cut(sequence: Tensor, size: int, padding: float = 0.0) -> Tensor:
 def read_own_chunk(
     query: Tensor, key: Tensor, value: Tensor, gain: Tensor, peak: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What steps read from their own chunk, its share of n q, and by which factor both are too small."""
+    """What steps read from their own chunk, its share of n q, and a factor that both still lack."""
     if is_narrow(query, peak):
         level = ((peak[..., :1] + peak[..., -1:]) / 2).detach()
         write = (gain - level).clamp(min=LEAST).exp()[..., None].to(key.dtype)
-        read = ((level - peak).exp() * query.shape[-1] ** -0.5)[..., None].to(query.dtype)
-        return *Within.apply(query * read, key * write, value), peak.new_ones(())
+        over = ((level - peak).exp() * query.shape[-1] ** -0.5).to(query.dtype)
+        return *Within.apply(query, key * write, value), over
     dtype = torch.promote_types(query.dtype, torch.float32)
     near, high = gain.to(dtype), peak.to(dtype)
     lost, over = rounding(gain, near), rounding(high, peak)

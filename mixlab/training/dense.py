@@ -5,7 +5,7 @@ from typing import Any
 
 from mixlab.config import parse_image_size
 from mixlab.data.loader import IndexedData, Loader
-from mixlab.data.mask_transforms import train_mask_transform
+from mixlab.data.mask_transforms import refuse, train_mask_transform
 from mixlab.data.object_transforms import RandomCrop, eval_object_transform, train_object_transform
 from mixlab.data.open_dense import dense_splits, open_dense
 from mixlab.data.shards import ShardStream
@@ -14,6 +14,7 @@ from mixlab.dense.detector import DetectorConfig, create_detector
 from mixlab.dense.files import load_dense, task_of
 from mixlab.dense.segmenter import Segmenter, create_segmenter
 from mixlab.errors import ConfigError, DataError
+from mixlab.evals.detection import coco
 from mixlab.tasks.detection import Detection, precision
 from mixlab.tasks.segmentation import Segmentation, scores
 from mixlab.training.loop import Metrics, Task, Trainer
@@ -39,6 +40,8 @@ class DensePreparation(Preparation):
         if weights is None or task_of(weights) != self.task_name:
             return self.create({name: value for name, value in options.items() if name != "num_classes"}, weights)
         model = load_dense(weights)
+        if model.backbone.config.name != self.config.model:
+            raise ConfigError(f"{weights} was trained on {model.backbone.config.name}, not on {self.config.model}.")
         if model.config.num_classes != len(self.train_data.class_names):
             raise DataError(
                 f"{weights} tells {model.config.num_classes} classes apart; {self.config.data} has "
@@ -64,7 +67,8 @@ class SegmentationPreparation(DensePreparation):
 
     def create(self, options: dict[str, Any], weights: str | None) -> Segmenter:
         words = self.words
-        names = ("width", "auxiliary_weight", "auxiliary_width", "auxiliary_map", "norms")
+        names = ("width", "auxiliary_weight", "auxiliary_width", "auxiliary_map", "norms", "mode", "scales", "flip")
+        stride = words.stride if words.stride <= self.crop() else None
         return create_segmenter(
             self.config.model,
             words.decoder,
@@ -72,6 +76,7 @@ class SegmentationPreparation(DensePreparation):
             weights=weights,
             backbone_options=options,
             image_size=self.crop(),
+            stride=stride,
             **{name: getattr(words, name) for name in names},
         )
 
@@ -101,10 +106,12 @@ class DetectionPreparation(DensePreparation):
         return self.recipe.detection or DetectionSizes()
 
     def create(self, options: dict[str, Any], weights: str | None) -> DenseModel:
-        config = replace(
-            self.recipe.detector or DetectorConfig(),
-            num_classes=len(self.train_data.class_names),
-        )
+        if self.recipe.image_size is not None:
+            raise ConfigError(
+                "Detection has no image_size: set detection.shorter, detector.shorter and detector.longer."
+            )
+        coco()  # before an epoch is trained that could not be evaluated
+        config = replace(self.recipe.detector or DetectorConfig(), num_classes=len(self.train_data.class_names))
         if config.masks and config.kind != "deformable_detr" and not self.train_data.has_masks:
             raise ConfigError(f"{self.config.data} has boxes only: train without masks (--set detector.masks=false).")
         row = config.plain() | {"masks": config.masks and config.kind != "deformable_detr"}
@@ -122,6 +129,7 @@ class DetectionPreparation(DensePreparation):
 
     def task(self) -> Task:
         words, sizes = self.recipe.augmentation, self.sizes
+        refuse(words, "detection")
         preprocessing, channels = self.preprocessing()
         transform = train_object_transform(
             shorter=sizes.shorter,

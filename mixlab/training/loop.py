@@ -117,6 +117,8 @@ class Trainer:
         """The rest of the epoch that the next update is in, then its evaluation."""
         epoch, done = divmod(self.update, self.updates_per_epoch)
         last = min(self.updates_per_epoch, self.total - epoch * self.updates_per_epoch)
+        ends = epoch * self.updates_per_epoch + last == self.total
+        evaluates = ends or (epoch + 1) % self.recipe.evaluate_every == 0
         batches = self.task.train.epoch(epoch, start=done * self.accumulate)
         self.wrapped.train()
         start = time.monotonic()
@@ -126,7 +128,7 @@ class Trainer:
             self.update += 1
             self.notify("update", loss, lr)
             self.stopping = self.stopping or (self.asked_to_stop and self.processes.world == 1)
-            if number == last - 1:  # an epoch is saved with its evaluation, or it would be lost
+            if evaluates and number == last - 1:  # an epoch is saved with its evaluation, or it would be lost
                 break
             if self.stopping or self.save_is_due():
                 self.seconds, start = self.seconds + time.monotonic() - start, time.monotonic()
@@ -134,7 +136,7 @@ class Trainer:
                     return
                 self.save()
         self.seconds += time.monotonic() - start
-        if (epoch + 1) % self.recipe.evaluate_every == 0 or self.update == self.total:
+        if evaluates:
             self.finish_epoch(epoch)
 
     def finish_epoch(self, epoch: int) -> None:
@@ -228,8 +230,10 @@ class Trainer:
     def save_is_due(self) -> bool:
         if self.save_updates:
             return self.update % self.save_updates == 0
-        due = torch.tensor(float(time.monotonic() - self.saved >= self.save_seconds))
-        return bool(self.processes.sum(due)) if self.update % 16 == 0 else False
+        if self.update % 16:
+            return False
+        due = torch.tensor(float(time.monotonic() - self.saved >= self.save_seconds), device=self.processes.device)
+        return bool(self.processes.sum(due))
 
     def save(self) -> None:
         """The whole state, from the first process."""

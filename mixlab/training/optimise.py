@@ -67,7 +67,8 @@ def build_optimiser(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
     if settings.name == "sgd":
         extra = {"momentum": settings.betas[0]}
     groups = parameter_groups(model, settings)
-    return create_optimizer_v2(groups, opt=settings.name, lr=learning_rate(recipe), weight_decay=0.0, **extra)
+    name = "momentum" if settings.name == "sgd" else settings.name  # timm's "sgd" is Nesterov's
+    return create_optimizer_v2(groups, opt=name, lr=learning_rate(recipe), weight_decay=0.0, **extra)
 
 
 def total_updates(schedule: Schedule, updates_per_epoch: int) -> int:
@@ -100,8 +101,8 @@ def scheduler(
     least = min(schedule.min_lr, peak)
     if schedule.name == "step":
         unit = 1 if schedule.epochs is None else updates_per_epoch
-        turns = [unit * milestone for milestone in schedule.milestones]
-        return MultiStepLRScheduler(optimiser, decay_t=turns, decay_rate=schedule.factor, **common)
+        turns = [unit * milestone + 1 for milestone in schedule.milestones]  # timm turns one update early
+        return MultiStepLRScheduler(optimiser, decay_t=turns, decay_rate=schedule.factor, warmup_prefix=False, **common)
     common |= {"t_initial": max(1, length - warmup), "warmup_prefix": True}
     if schedule.name == "polynomial":
         return PolyLRScheduler(optimiser, power=schedule.power, lr_min=least, **common)

@@ -84,6 +84,8 @@ class Schedule:
         rising = list(self.milestones) == sorted(set(self.milestones)) and all(at > 0 for at in self.milestones)
         require(rising, f"rising milestones above 0; got {list(self.milestones)}.")
         require(bool(self.milestones) or self.name != "step", "milestones for the schedule 'step'.")
+        within = not self.milestones or self.milestones[-1] < (length or 0)
+        require(within, f"milestones within the {length} {unit} of the schedule; got {list(self.milestones)}.")
         require(self.power > 0 and 0 < self.factor <= 1, f"a power above 0 and a factor in (0, 1]; got {self}.")
 
 
@@ -149,8 +151,8 @@ class Sweep:
 class Segmentation:
     """The decoder on a backbone's maps and how whole images are evaluated.
 
-    A window slides by `stride`; `scales` and `flip` are of the multi-scale evaluation. The auxiliary head reads map
-    number `auxiliary_map`, counted from 0.
+    `mode`: images as a whole, a window as large as a training crop that slides by `stride`, or several `scales` and a
+    `flip`. The auxiliary head reads map number `auxiliary_map`, counted from 0.
     """
 
     decoder: Literal["upernet", "linear"] = "upernet"
@@ -158,6 +160,7 @@ class Segmentation:
     auxiliary_weight: float = 0.4
     auxiliary_width: int = 384
     auxiliary_map: int = 2
+    mode: Literal["whole", "sliding", "multiscale"] = "whole"
     stride: int = 341
     scales: tuple[float, ...] = (0.75, 1.0, 1.25, 1.5, 1.75)
     flip: bool = True
@@ -304,10 +307,22 @@ def merge(row: dict[str, Any], changes: Mapping[str, Any], what: str) -> None:
     values = flat(changes)
     for pair in ALTERNATIVES:
         named = [name for name in pair if f"schedule.{name}" in values]
+        if named and pair[0] == "epochs" and "schedule.milestones" not in values:
+            refuse_other_unit(row, named[0], what)
         if len(named) == 1 and isinstance(row.get("schedule"), dict):
             row["schedule"] = {key: value for key, value in row["schedule"].items() if key not in pair}
     for key, value in values.items():
         put(row, key, value, what)
+
+
+def refuse_other_unit(row: Mapping[str, Any], unit: str, what: str) -> None:
+    """Milestones are in the unit of the length: another unit needs other milestones."""
+    schedule = row.get("schedule")
+    if isinstance(schedule, dict) and schedule.get("milestones") and schedule.get(unit) is None:
+        raise ConfigError(
+            f"The milestones {list(schedule['milestones'])} of {what} are not {unit}: give schedule.milestones too, "
+            f"such as --set 'schedule.milestones=[8, 11]'."
+        )
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

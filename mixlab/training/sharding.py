@@ -44,9 +44,14 @@ def wrap(model: Model, processes: Processes, kind: str) -> Wrapped:
         raise TrainingError(f"Unknown sharding {kind!r}: use {' or '.join(KINDS)}.")
     if processes.world == 1:
         return Wrapped(model, "single")
+    dense = isinstance(model, DenseModel)
+    if dense and processes.device.type == "cuda":  # few images per process: batch norm over all of them
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if kind == "ddp":
         device_ids = [processes.device] if processes.device.type == "cuda" else None
-        return Wrapped(DistributedDataParallel(model, device_ids=device_ids), "ddp")
+        # a decoder need not read every map, so the last layers of some have no gradient
+        wrapped = DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=dense)
+        return Wrapped(wrapped, "ddp")
     from torch.distributed.fsdp import fully_shard
 
     backbone = model.backbone if isinstance(model, DenseModel) else model

@@ -299,3 +299,11 @@ def test_wrong_options_are_named(options: dict[str, Any], says: str) -> None:
 
 def test_kinds_are_what_the_config_admits() -> None:
     assert set(get_args(Kind)) == {*KINDS, "deformable_detr"}
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("mask_rcnn", 251e9), ("cascade_mask_rcnn", 729e9)])
+def test_macs_of_whole_detectors_are_the_papers(kind: Any, expected: float) -> None:
+    """MetaFormer, Table 9; its 800 x 1333 px are counted as 800 x 1280."""
+    with torch.device("meta"):
+        whole = create_detector("convformer_s18", kind, num_classes=80)
+    assert mixlab.macs(whole, (800, 1280)) == pytest.approx(expected, rel=0.05)

@@ -8,8 +8,9 @@ from torch import Tensor
 import mixlab
 from mixlab.errors import ConfigError, WeightsError
 from mixlab.grid import Grid
+from mixlab.implicit_filter import distance_1d, distance_2d, features_1d, features_2d
 from mixlab.mixers import MIXERS, Mixer
-from mixlab.mixers.hyena import Hyena, LongConv, PlaneConv, distance_1d, distance_2d, features_1d, features_2d
+from mixlab.mixers.hyena import Hyena, LongConv, PlaneConv
 from mixlab.ops.longconv import long_conv_1d, long_conv_2d
 from tests.mixers.contract import REFERENCE, MixerContract
 

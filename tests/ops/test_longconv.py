@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mixlab.ops import longconv
+from mixlab.ops import fourier, longconv
 from mixlab.ops.longconv import convolve, costs, fastest, good_size, long_conv_1d, long_conv_2d, prepare_2d
 
 FAST: list[Any] = ["matrix", "fft"]
@@ -96,7 +96,7 @@ def test_large_inputs_go_through_in_groups_of_channels(monkeypatch: pytest.Monke
 
 
 def test_matrices_made_without_gradients_serve_with_them() -> None:
-    longconv.kept_constant.cache_clear()
+    fourier.kept_constant.cache_clear()
     kernel, x = torch.randn(9, 9, 2), torch.randn(1, 5, 6, 2)
     with torch.inference_mode():
         long_conv_2d(x, kernel, form="matrix")
