@@ -57,3 +57,7 @@ class UnreadableImage(MixlabError, OSError):
 
 class TrainingError(MixlabError, RuntimeError):
     """A run that cannot start, or had to stop."""
+
+
+class StoppedEarly(TrainingError):
+    """Ctrl-C or a signal ended several runs; what is done is kept."""

@@ -147,6 +147,12 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
+def is_transformed() -> bool:
+    """Whether something other than plain autograd follows the arithmetic: a compiler, a tracer, vmap, forward mode."""
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return traced or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def may_overwrite() -> bool:
     """Whether nobody follows the arithmetic: no gradients either way, no compiler."""
     following = torch.is_grad_enabled() or torch.compiler.is_compiling()

@@ -139,6 +139,9 @@ def load_weights(
     """
     backbone = unwrap_model(model)
     checkpoint = Checkpoint("The mapping", source) if isinstance(source, Mapping) else read(source)
+    if checkpoint.about.task is not None:
+        what = f"a model for {checkpoint.about.task['name']}; take the backbone of load_dense({str(source)!r})"
+        raise WeightsError(f"{checkpoint.origin} holds {what}.")
     parts = members_of(backbone, checkpoint) if isinstance(backbone, Ensemble) else [(backbone, checkpoint)]
     fitted = [fitting(member, part, replace_classifier=replace_classifier) for member, part in parts]
     for (member, part), (tensors, own) in zip(parts, fitted, strict=True):
@@ -222,6 +225,9 @@ def read_safetensors(file: Path, *, tensors: bool) -> Checkpoint:
         raise ValueError("its description of the model is not a mapping.")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("its class names are not a list of strings.")
+    task = about.get("task")
+    if task is not None and not (isinstance(task, dict) and isinstance(task.get("config"), dict) and "name" in task):
+        raise ValueError("its description of the task is not a mapping with a name and a config.")
     try:
         parsed = tuple(ModelConfig.parse(config) for config in configs)
     except ConfigError as error:

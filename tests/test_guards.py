@@ -79,7 +79,14 @@ def test_bf16_runs_quietly_with_the_safe_instruction_set() -> None:
 
 
 def test_importing_mixlab_imports_nothing_that_only_dense_tasks_need() -> None:
-    heavy = ("transformers", "torchmetrics", "faster_coco_eval", "torchvision.models.detection", "sklearn", "tensorboard")
+    heavy = (
+        "transformers",
+        "torchmetrics",
+        "faster_coco_eval",
+        "torchvision.models.detection",
+        "sklearn",
+        "tensorboard",
+    )
     code = f"import sys, mixlab; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

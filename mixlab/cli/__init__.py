@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from jsonargparse import ArgumentParser, Namespace
 
 from mixlab.cli import data, training, using, zoo
-from mixlab.errors import MixlabError
+from mixlab.errors import MixlabError, StoppedEarly
 from mixlab.version import VERSION
 
 Verb = tuple[Callable[[Namespace], int | None], Callable[[], ArgumentParser]]
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code or 0
     except MixlabError as error:
         print(f"mixlab: {error}", file=sys.stderr)
-        return 2
+        return 130 if isinstance(error, StoppedEarly) else 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of a pipe has seen enough

@@ -214,8 +214,8 @@ class Hyena(Mixer):
         super().__init__()
         self.causal, self.gate_first, self.plane = causal, gate_first, not isinstance(conv, SequenceConv)
         self.project = nn.Linear(dim, 3 * dim)
-        padded = DepthwiseConv(3 * dim, short, bias=True)
-        self.short = nn.Conv2d(3 * dim, 3 * dim, short, groups=3 * dim) if causal else padded
+        wide = 3 * dim
+        self.short = nn.Conv2d(wide, wide, short, groups=wide) if causal else DepthwiseConv(wide, short, bias=True)
         self.conv = conv
         self.inner_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()
         self.outer_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()

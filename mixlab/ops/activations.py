@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.guards import is_transformed
+
 
 def star_relu_reference(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """scale * relu(x)^2 + bias, as the paper writes it."""
@@ -17,7 +19,7 @@ def squared_relu(x: Tensor, *, overwrite: bool = False) -> Tensor:
     if x.dtype is torch.float16:  # 256 squared is infinite there
         return torch.relu(x.float()).square()
     if is_trained(x):
-        squared: Tensor = SquaredReLU.apply(x)
+        squared: Tensor = SquaredReLUGradient.apply(x)
         return squared
     kept = x.relu_() if overwrite else torch.relu(x)
     return kept.square() if torch.is_grad_enabled() else kept.square_()
@@ -25,8 +27,9 @@ def squared_relu(x: Tensor, *, overwrite: bool = False) -> Tensor:
 
 def star_relu(x: Tensor, scale: Tensor, bias: Tensor, *, overwrite: bool = False) -> Tensor:
     """`star_relu_reference` with the scale and the bias in one pass."""
-    if is_trained(x) and x.dtype is scale.dtype is bias.dtype is not torch.float16:
-        result: Tensor = StarReLU.apply(x, scale, bias)
+    single = scale.numel() == bias.numel() == 1
+    if single and is_trained(x) and x.dtype is scale.dtype is bias.dtype is not torch.float16:
+        result: Tensor = StarReLUGradient.apply(x, scale, bias)
         return result
     squared = squared_relu(x, overwrite=overwrite)
     if squared.dtype is scale.dtype is bias.dtype and not torch.is_grad_enabled():
@@ -36,13 +39,11 @@ def star_relu(x: Tensor, scale: Tensor, bias: Tensor, *, overwrite: bool = False
 
 def is_trained(x: Tensor) -> bool:
     """Whether gradients will be asked for that were not written by a compiler."""
-    return torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
+    return torch.is_grad_enabled() and x.requires_grad and not is_transformed()
 
 
-class SquaredReLU(torch.autograd.Function):
+class SquaredReLUGradient(torch.autograd.Function):
     """relu(x)^2, whose gradient is 2 relu(x); that can be differentiated again."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -55,13 +56,11 @@ class SquaredReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         kept = torch.relu(*ctx.saved_tensors)
-        return 2 * kept * gradient if torch.is_grad_enabled() else kept.mul_(gradient).mul_(2)
+        return 2 * kept * gradient if torch.is_grad_enabled() else (gradient * kept).mul_(2)
 
 
-class StarReLU(torch.autograd.Function):
+class StarReLUGradient(torch.autograd.Function):
     """scale * relu(x)^2 + bias of one scale and one bias; its gradients can be differentiated again."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.guards import without_autocast
+from mixlab.guards import is_transformed, without_autocast
 
 STRIP = 3  # columns of a kernel whose gradient is fast
 Pair = tuple[int, int]  # rows, columns
@@ -19,14 +19,16 @@ Pair = tuple[int, int]  # rows, columns
 
 def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
     """(B, C, H, W) with kernels (C, 1, h, w): `F.conv2d` with a faster kernel gradient."""
-    if not gradient_is_slow(x, weight):
+    if not gradient_is_slow(x, weight, padding):
         return F.conv2d(x, weight, bias, padding=padding, groups=len(weight))
     output: Tensor = Depthwise.apply(x, weight, bias, padding)
     return output
 
 
-def gradient_is_slow(x: Tensor, weight: Tensor) -> bool:
-    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and weight.requires_grad):
+def gradient_is_slow(x: Tensor, weight: Tensor, padding: Pair) -> bool:
+    if is_transformed() or not (torch.is_grad_enabled() and weight.requires_grad):
+        return False
+    if any(around >= size for around, size in zip(padding, weight.shape[2:], strict=True)):  # more than a kernel sees
         return False
     plain = x.device.type == "cpu" and x.dtype is weight.dtype is torch.float32
     return plain and not torch.is_autocast_enabled("cpu") and weight.shape[3] > STRIP

@@ -187,7 +187,6 @@ def smooth(number: int) -> bool:
 
 
 # -- the Fourier transform as matrix products ----------------------------------------------------
-# A complex axis is stored as real parts, then imaginary parts: an axis of 2 in front or behind.
 
 
 def prepare_matrix(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from mixlab.guards import without_autocast
+from mixlab.guards import is_transformed, without_autocast
 
 EPS = 1e-6
 CHUNK = 64  # steps that are computed in parallel; the paper's count of operations assumes it (B.2)
@@ -250,7 +249,7 @@ def read_own_chunk(
     query: Tensor, key: Tensor, value: Tensor, gain: Tensor, peak: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What steps read from their own chunk, its share of n q, and a factor that both still lack."""
-    if is_narrow(query, peak):
+    if is_narrow(query, key, value, peak):
         level = ((peak[..., :1] + peak[..., -1:]) / 2).detach()
         write = (gain - level).clamp(min=LEAST).exp()[..., None].to(key.dtype)
         over = ((level - peak).exp() * query.shape[-1] ** -0.5).to(query.dtype)
@@ -261,14 +260,15 @@ def read_own_chunk(
     return *read_within(query, key * lost[..., None].to(key.dtype), value, near, high), over
 
 
-def is_narrow(query: Tensor, peak: Tensor) -> bool:
+def is_narrow(query: Tensor, key: Tensor, value: Tensor, peak: Tensor) -> bool:
     """Whether the decay from step to step, exp(gain_j - peak_t), may be split into two factors that stay in range.
 
     Looking is for free on a CPU only; other devices would have to wait, and compilers cannot look at all.
     """
-    if torch.compiler.is_compiling() or query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64):
+    plain = query.dtype is key.dtype is value.dtype and query.dtype in (torch.float32, torch.float64)
+    if is_transformed() or query.device.type != "cpu" or not plain or not peak.numel():
         return False
-    return bool(peak[..., -1].sub(peak[..., 0]).max() < NARROW) if peak.numel() else False
+    return bool(peak[..., -1].sub(peak[..., 0]).max() < NARROW)
 
 
 class Within(torch.autograd.Function):
@@ -285,9 +285,11 @@ class Within(torch.autograd.Function):
         return joined(outputs), joined([one.sum(-1) for one in scores])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, output: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, *scores = ctx.saved_tensors
+        if torch.is_grad_enabled():  # differentiated again: as it is written, from the inputs
+            inner = (output @ value.mT + norm[..., None]).tril()
+            return inner @ key, inner.mT @ query, (query @ key.mT).tril().mT @ output
         to_key, to_value = key, value
         to_query: list[Tensor] = []
         for (here, seen), score in reversed(list(zip(row_blocks(query.shape[2]), scores, strict=True))):

@@ -1,21 +1,18 @@
 """Which mixer for my data: the same recipe, data, epochs and seeds for a list of models, side by side."""
 
-import multiprocessing
+import itertools
 import shlex
-import signal
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from mixlab.data.open import open_data, splits
-from mixlab.errors import ConfigError, TrainingError, require
+from mixlab.errors import ConfigError, StoppedEarly, TrainingError, require
 from mixlab.evals.macs import macs
 from mixlab.evals.speed import latency_ms, measure_speed, peak_memory_mb
 from mixlab.evals.summary import count, summarise
@@ -30,14 +27,17 @@ from mixlab.report import (
     write_csv,
     write_page,
 )
+from mixlab.training.processes import environment
 from mixlab.training.recipe import flat, load_recipe
-from mixlab.training.run import CONFIG, FINAL, RESULT, RunResult, resume, train
+from mixlab.training.run import FINAL, RESULT, RunConfig, RunResult, continued, require_same_run, run_config
+from mixlab.training.side_by_side import run_side_by_side
 from mixlab.training.watch import ProgressBar
+from mixlab.weights import read_about
 from mixlab.zoo import list_models
 
 RESULTS, PAGE, TABLE = "comparison.json", "comparison.html", "comparison.csv"
 SPEED_BATCH = 32
-STOPPED = "Stopped. The same command goes on where it was: "
+GO_ON = "Stopped. The same command goes on where it was. "
 
 
 def compare(
@@ -60,22 +60,31 @@ def compare(
     """
     names = expand(models)
     folder = Path(out)
+    require(jobs >= 1 and seeds >= 1, f"jobs and seeds of 1 or more; got {jobs} and {seeds}.")
     images = check_before(names, data, recipe, changes, folder)
-    require(jobs >= 1, f"jobs of 1 or more; got {jobs}.")
+    wanted = {
+        name: [
+            (
+                run_config(name, data, recipe=recipe, changes=changes, seed=seed, **settings),
+                folder / name / f"seed{seed}",
+            )
+            for seed in range(seeds)
+        ]
+        for name in names
+    }
+    for config, place in itertools.chain(*wanted.values()):
+        require_same_run(config, place)
     folder.mkdir(parents=True, exist_ok=True)
     if jobs > 1:
-        runs_wanted = [Run(name, seed, folder / name / f"seed{seed}") for name in names for seed in range(seeds)]
-        train_side_by_side(runs_wanted, data, recipe, changes, jobs=jobs, progress=progress, settings=settings)
-    results, measured_mb = [], PeakMemory(folder, jobs)
+        train_side_by_side(list(itertools.chain(*wanted.values())), jobs=jobs, progress=progress)
+    results, memory = [], PeakMemory(folder, jobs)
     for name in names:
         runs = []
-        for seed in range(seeds):
-            place = folder / name / f"seed{seed}"
-            shown = progress and jobs == 1  # else it is finished by now
-            runs.append(one_run(name, data, place, recipe, changes, progress=shown, seed=seed, **settings))
+        for config, place in wanted[name]:
+            runs.append(continued(config, place, progress=progress))
             if runs[-1].stopped:
-                raise TrainingError(STOPPED + command())
-        results.append(model_result(runs, measured_mb if measure else None, names))
+                raise StoppedEarly(GO_ON + command())
+        results.append(model_result(runs, memory if measure else None, names))
         comparison = assemble(results, data, recipe, changes, seeds, runs[0], budget, images, jobs)
         write_comparison(comparison, folder / RESULTS)  # after every model, so that nothing is lost
     write_page(comparison, folder / PAGE)
@@ -99,7 +108,10 @@ def check_before(
 ) -> int:
     """Everything that can be wrong with data and recipe, before the first model trains; the images that are tested."""
     for name in names:
-        load_recipe(recipe, model=name, changes=changes)
+        task = load_recipe(recipe, model=name, changes=changes).task
+        require(task == "classification", f"a recipe for classification; {recipe!s} is for {task}.")
+    if environment()[1] > 1:
+        raise TrainingError("A comparison runs in one process: start it without torchrun, with --jobs for more runs.")
     if folder.exists() and not folder.is_dir():
         raise TrainingError(f"{folder} is a file; --out must be a folder.")
     open_data(data, "train")
@@ -107,82 +119,26 @@ def check_before(
     return len(open_data(data, "test" if "test" in held and "val" in held else "val" if "val" in held else "test"))
 
 
-def one_run(
-    name: str,
-    data: Any,
-    place: Path,
-    recipe: Any,
-    changes: Mapping[str, Any] | None,
-    *,
-    progress: bool,
-    **settings: Any,
-) -> RunResult:
-    """A run from the start, or from where an earlier call was cut off."""
-    if (place / CONFIG).exists():
-        return resume(place, progress=progress)
-    return train(name, data, out=place, recipe=recipe, changes=changes, progress=progress, **settings)
-
-
 # -- several runs at a time ----------------------------------------------------------------------
 
 
-class Run(NamedTuple):
-    model: str
-    seed: int
-    place: Path
-
-
-def train_side_by_side(
-    runs: Sequence[Run],
-    data: Any,
-    recipe: Any,
-    changes: Mapping[str, Any] | None,
-    *,
-    jobs: int,
-    progress: bool,
-    settings: Mapping[str, Any],
-) -> None:
-    """Every run in a process of its own, the longest first; one that fails leaves the others to finish."""
-    threads = max(1, torch.get_num_threads() // jobs)
-    spawned = multiprocessing.get_context("spawn")
-    waiting = sorted((run for run in runs if not (run.place / RESULT).exists()), key=lambda run: -cost(run.model))
-    failed: list[str] = []
-    with ProcessPoolExecutor(jobs, spawned, initializer=prepare_worker, initargs=(threads,)) as pool:
-        work = partial(train_quietly, data=data, recipe=recipe, changes=changes, progress=progress, settings=settings)
-        futures = {pool.submit(work, run): run for run in waiting}
-        try:
-            for future in as_completed(futures):
-                error = future.exception()
-                if error is not None:
-                    failed.append(f"{futures[future].model}: {error}")
-                elif future.result():
-                    raise KeyboardInterrupt
-        except KeyboardInterrupt as interrupt:
-            pool.shutdown(cancel_futures=True)
-            raise TrainingError(STOPPED + command()) from interrupt
+def train_side_by_side(wanted: Sequence[tuple[RunConfig, Path]], *, jobs: int, progress: bool) -> None:
+    """The longest first, so that none is left to run alone at the end."""
+    waiting = [(config, place) for config, place in wanted if not (place / RESULT).exists()]
+    waiting.sort(key=lambda run: -summarise(run[0].model).macs)
+    works = {str(place): partial(run_quietly, config, place, progress=progress) for config, place in waiting}
+    failed, stopped = run_side_by_side(works, jobs=jobs)
     if failed:
-        raise TrainingError("; ".join(failed) + f". The other runs are kept; the same command goes on: {command()}")
+        told = "; ".join(f"{place}: {why}" for place, why in failed.items())
+        raise TrainingError(f"{told}. The other runs are kept; the same command goes on. {command()}")
+    if stopped:
+        raise StoppedEarly(GO_ON + command())
 
 
-def cost(model: str) -> int:
-    """A guess at how long a model takes."""
-    return summarise(model).macs
-
-
-def prepare_worker(threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run listens while it trains, and saves itself
-    torch.set_num_threads(threads)
-
-
-def train_quietly(
-    run: Run, *, data: Any, recipe: Any, changes: Mapping[str, Any] | None, progress: bool, settings: Mapping[str, Any]
-) -> bool:
+def run_quietly(config: RunConfig, place: Path, *, progress: bool) -> bool:
     """Whether the run was stopped before its end."""
-    watchers = [ProgressBar(f"{run.model} on {data}", bar=False)] if progress else []
-    if (run.place / CONFIG).exists():
-        return resume(run.place, callbacks=watchers, progress=False).stopped
-    given = {"recipe": recipe, "changes": changes, "seed": run.seed, **settings}
-    return train(run.model, data, out=run.place, callbacks=watchers, progress=False, **given).stopped
+    watchers = [ProgressBar(f"{config.model} on {config.data}", bar=False)] if progress else []
+    return continued(config, place, callbacks=watchers, progress=False).stopped
 
 
 # -- results -------------------------------------------------------------------------------------
@@ -195,14 +151,17 @@ class PeakMemory:
         self.folder, self.jobs = folder, jobs
         self.known: dict[str, float] = {}
 
-    def of(self, name: str, names: Sequence[str], size: tuple[int, int]) -> float:
+    def of(self, name: str, names: Sequence[str]) -> float:
         files = {one: self.folder / one / "seed0" / FINAL for one in names}
         waiting = [one for one in names if one not in self.known and files[one].exists()]
         if name not in self.known:
             with ThreadPoolExecutor(self.jobs) as pool:
-                peaks = pool.map(lambda one: peak_memory_mb(files[one], size), waiting)
-                self.known |= dict(zip(waiting, peaks, strict=True))
+                self.known |= dict(zip(waiting, pool.map(lambda one: self.measure(files[one]), waiting), strict=True))
         return self.known[name]
+
+    def measure(self, file: Path) -> float:
+        height, width = read_about(file).configs[0].image_size
+        return peak_memory_mb(file, (height, width))
 
 
 def model_result(runs: Sequence[RunResult], memory: PeakMemory | None, names: Sequence[str]) -> ModelResult:
@@ -218,7 +177,7 @@ def model_result(runs: Sequence[RunResult], memory: PeakMemory | None, names: Se
     if memory is not None:
         costs["images_per_second"] = measure_speed(model, size, batch=SPEED_BATCH).images_per_second
         costs["latency_ms"] = latency_ms(model, size)
-        costs["peak_mb"] = memory.of(model.config.name, names, size)
+        costs["peak_mb"] = memory.of(model.config.name, names)
     return ModelResult(
         name=model.config.name,
         params=count(model, trainable=True),

@@ -10,10 +10,10 @@ from typing import Any
 
 from mixlab.data.open import splits
 from mixlab.data.vtab import TASKS
-from mixlab.errors import ConfigError, DataError, TrainingError
+from mixlab.errors import ConfigError, DataError, StoppedEarly
 from mixlab.files import write_whole
 from mixlab.training.recipe import Recipe, load_recipe
-from mixlab.training.run import CONFIG, RunResult, resume, train
+from mixlab.training.run import RunResult, continued, require_same_run, run_config
 
 TRANSFER = "transfer.json"
 
@@ -55,13 +55,12 @@ def transfer(
     def run(lr: float, seed: int, parts: tuple[str, ...]) -> RunResult:
         place = folder / "-".join(parts) / f"lr{lr:g}" / f"seed{seed}"
         own = {**(changes or {}), "optimiser.lr": lr}
-        if (place / CONFIG).exists():
-            done = resume(place, progress=progress)
-        else:
-            options = {"weights": weights, "seed": seed, "train_splits": parts, **settings}
-            done = train(model, data, out=place, recipe=recipe, changes=own, progress=progress, **options)
+        options = {"weights": weights, "seed": seed, "train_splits": parts, **settings}
+        config = run_config(model, data, recipe=recipe, changes=own, **options)
+        require_same_run(config, place)
+        done = continued(config, place, progress=progress)
         if done.stopped:
-            raise TrainingError("Stopped. The same command goes on where it was.")
+            raise StoppedEarly("Stopped. The same command goes on where it was.")
         return done
 
     return sweep(resolved, str(data), folder, run)

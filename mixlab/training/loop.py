@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mixlab.data.loader import Batch, Loader
 from mixlab.data.seeding import seed_of
 from mixlab.dense.base import Model
-from mixlab.errors import TrainingError
+from mixlab.errors import MixlabError, TrainingError
 from mixlab.training.checkpoint import load_state, save_state
 from mixlab.training.optimise import LearningRate, build_optimiser, clip, total_updates
 from mixlab.training.processes import Processes
@@ -156,7 +156,7 @@ class Trainer:
         """Of the averaged weights where the recipe keeps an average."""
         model = self.evaluated
         model.eval()
-        with torch.inference_mode(), self.autocast():
+        with self.wrapped.with_whole_weights(), torch.inference_mode(), self.autocast():
             metrics = self.task.evaluate(model)
         self.model.train()
         return metrics
@@ -325,9 +325,10 @@ def first_bad_output(run: Trainer, batches: Sequence[Batch]) -> str:
 
     handles = [module.register_forward_hook(watch(name)) for name, module in run.model.named_modules() if name]
     for index, batch in enumerate(batches):
-        torch.manual_seed(seed_of(run.seed, run.update, index, run.processes.rank))
-        with run.autocast():
-            run.model(to_device(batch, run.processes.device).images)
+        seed = seed_of(run.seed, run.update, index, run.processes.rank)
+        torch.manual_seed(seed)
+        with run.autocast(), contextlib.suppress(MixlabError, RuntimeError):  # only what was seen on the way counts
+            run.task.loss(run.model, to_device(batch, run.processes.device), seed)
     for handle in handles:
         handle.remove()
     if not found:

@@ -94,5 +94,5 @@ def choose_device(name: str, local_rank: int) -> torch.device:
             raise TrainingError(f"Unknown device {name!r}: use cpu, cuda, cuda:1, mps or auto.") from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise TrainingError(f"Device {name!r} was asked for, but this PyTorch sees no CUDA device. Use cpu.")
-        return device
+        return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")

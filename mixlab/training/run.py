@@ -22,8 +22,9 @@ from mixlab.data.seeding import seed_of
 from mixlab.data.subset import Joined
 from mixlab.data.transforms import BatchMix, eval_transform, train_transform
 from mixlab.dense.base import DenseModel, Model
+from mixlab.dense.files import load_dense, task_of
 from mixlab.deploy import compile_blocks
-from mixlab.errors import ConfigError, DataError, TrainingError
+from mixlab.errors import ConfigError, DataError, TrainingError, require
 from mixlab.files import write_whole
 from mixlab.guards import check_cpu_dtype
 from mixlab.tasks.classification import Classification, accuracy
@@ -93,16 +94,58 @@ def train(
     `changes` override the recipe by dotted key, such as {"optimiser.lr": 1e-3}; `settings` are fields of `RunConfig`:
     seed, weights, options (of the model), micro, workers, device, compile, checkpointing, freeze_layers, ...
     """
+    config = run_config(model, data, recipe=recipe, changes=changes, **settings)
+    return run(config, Path(out), callbacks=callbacks, progress=progress)
+
+
+def run_config(
+    model: str,
+    data: str | PathLike[str],
+    *,
+    recipe: str | PathLike[str],
+    changes: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> RunConfig:
     resolved = load_recipe(recipe, model=model, changes=changes)
     row = {"model": model, "data": os.fspath(data), "recipe": resolved.plain(), **settings}
     config: RunConfig = make(RunConfig, row, "the run")
-    return run(config, Path(out), callbacks=callbacks, progress=progress)
+    return config
 
 
 def resume(folder: str | PathLike[str], *, callbacks: Sequence[Callback] = (), progress: bool = True) -> RunResult:
     """Go on with a run that was stopped or killed, from its newest complete checkpoint, else from the start."""
     path = Path(folder)
-    return run(read_config(path), path, callbacks=callbacks, progress=progress, resumed=True)
+    config = read_config(path)
+    return finished(path) or run(config, path, callbacks=callbacks, progress=progress, resumed=True)
+
+
+def continued(
+    config: RunConfig, folder: Path, *, callbacks: Sequence[Callback] = (), progress: bool = True
+) -> RunResult:
+    """A run from the start, or from where an earlier call was cut off; `require_same_run` says whether it may be."""
+    if (folder / CONFIG).exists():
+        return resume(folder, callbacks=callbacks, progress=progress)
+    return run(config, folder, callbacks=callbacks, progress=progress)
+
+
+def require_same_run(config: RunConfig, folder: Path) -> None:
+    """Raise if a folder holds another run than the one that is wanted there."""
+    if not (folder / CONFIG).exists():
+        return
+    ours, theirs = (json.loads(json.dumps(asdict(one))) for one in (config, read_config(folder)))
+    names = ("model", "data", "recipe", "options", "weights", "seed", "train_splits")
+    other = [name for name in names if ours[name] != theirs[name]]
+    if other:
+        raise TrainingError(f"{folder} holds a run with another {' and '.join(other)}. Choose another --out.")
+
+
+def finished(folder: Path) -> RunResult | None:
+    """What a run that came to its end has left; None of one that did not."""
+    if not (folder / RESULT).exists() or not (folder / FINAL).exists():
+        return None
+    row, file = json.loads((folder / RESULT).read_text(encoding="utf-8")), folder / FINAL
+    model = create_model(weights=file) if task_of(file) == "classification" else load_dense(file)
+    return RunResult(folder, tuple(row["history"]), row["best"], row["test"], False, model)
 
 
 def repeat(config: str | PathLike[str], out: str | PathLike[str], *, progress: bool = True) -> RunResult:
@@ -232,6 +275,7 @@ class Preparation:
         if self.config.checkpointing:
             (model.backbone if isinstance(model, DenseModel) else model).set_activation_checkpointing()
         freeze(model, self.recipe)
+        require(self.config.freeze_layers >= 0, f"freeze_layers of 0 or more; got {self.config.freeze_layers}.")
         for _, names in model.layer_order[: self.config.freeze_layers]:
             for name in names:
                 model.get_parameter(name).requires_grad_(False)
@@ -340,7 +384,7 @@ class Preparation:
         if "test" not in self.splits() or "val" not in self.splits():
             return None
         trainer.evaluated.eval()
-        with torch.inference_mode(), trainer.autocast():
+        with trainer.wrapped.with_whole_weights(), torch.inference_mode(), trainer.autocast():
             return self.evaluate_on(self.open("test"), trainer)
 
 

@@ -27,6 +27,23 @@ class Wrapped(NamedTuple):
         self.module.train()
 
     @contextlib.contextmanager
+    def with_whole_weights(self) -> Iterator[None]:
+        """Shards gathered beforehand: evaluation then needs no process to wait for another's batches."""
+        if self.kind != "fsdp":
+            yield
+            return
+        from torch.distributed.fsdp import FSDPModule
+
+        parts = [module for module in self.module.modules() if isinstance(module, FSDPModule)]
+        for part in parts:
+            part.unshard()
+            part.set_reshard_after_forward(False)
+        yield
+        for part in parts:
+            part.set_reshard_after_forward(True)
+            part.reshard()
+
+    @contextlib.contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:
         """Gradients travel between processes with the last batch of an update only."""
         if self.kind == "ddp" and not last:

@@ -8,7 +8,7 @@ import torch
 from mixlab.training.run import RunResult, train
 
 OPTIONS: dict[str, Any] = {"dims": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}
-CHANGES: dict[str, Any] = {"batch_size": 128, "schedule.epochs": 2, "schedule.warmup_epochs": 1}
+CHANGES: dict[str, Any] = {"batch_size": 128, "schedule.epochs": 2, "schedule.warmup_epochs": 1, "evaluate_every": 1}
 
 
 def tiny(out: Path, *, changes: dict[str, Any] | None = None, **settings: Any) -> RunResult:
