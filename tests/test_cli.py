@@ -36,7 +36,7 @@ def test_info_shows_the_stages_and_adds_up(capsys: pytest.CaptureFixture[str]) -
 def test_info_takes_other_mixers(capsys: pytest.CaptureFixture[str]) -> None:
     main(["info", "caformer_pico", "--mixers", "pool,pool,random,identity", "--num-classes", "17"])
     out = capsys.readouterr().out
-    assert "3 x random" in out
+    assert "4 x random" in out
     assert " 17 " in out.splitlines()[-2]
 
 

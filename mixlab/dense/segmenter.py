@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,7 +27,8 @@ class SegmenterConfig:
 
     `linear` reads the last map as the backbone gives it; `upernet` reads maps at strides 4, 8, 16 and 32, which are
     learned (`learned_maps`) where all maps of the backbone have one stride. An auxiliary head on map number
-    `auxiliary_map` is trained along unless its weight is 0. `norms` puts a layer norm on each map of UperNet.
+    `auxiliary_map` is trained along unless its weight is 0. In the losses a class that fills n pixels of a batch counts
+    n^-balance per pixel: 0 as many as there are, 1 as much as any other class. `norms` puts a layer norm on each map of UperNet.
     `image_size` is the crop in training: at prediction the shorter side of images and the window by default. `mode`,
     `stride` (two thirds of the window unless given), `scales` and `flip` say how images are predicted by default.
     """
@@ -41,6 +43,7 @@ class SegmenterConfig:
     learned_maps: bool | None = None
     dropout: float = 0.1
     image_size: int = 512
+    balance: float = 0.0
     mode: Literal["whole", "sliding", "multiscale"] = "whole"
     stride: int | None = None
     scales: tuple[float, ...] = (0.75, 1.0, 1.25, 1.5, 1.75)
@@ -51,6 +54,7 @@ class SegmenterConfig:
         widths = (self.width, self.auxiliary_width, self.image_size)
         require(min(widths) >= 1, f"a width, auxiliary_width and image_size of 1 or more; got {widths}.")
         require(self.auxiliary_weight >= 0, f"an auxiliary_weight of 0 or more; got {self.auxiliary_weight}.")
+        require(0 <= self.balance <= 1, f"a balance of the classes from 0 to 1; got {self.balance}.")
         require(0 <= self.dropout < 1, f"a dropout in [0, 1); got {self.dropout}.")
         require(not self.norms or self.decoder != "linear", "no norms for the linear decoder: it has its own.")
 
@@ -131,10 +135,11 @@ class Segmenter(DenseModel):
         if masks is None:
             return scores
         check_masks(images, masks)
-        losses = {LOSS: pixel_loss(scores, masks)}
+        losses = {LOSS: pixel_loss(scores, masks, self.config.balance)}
         if self.auxiliary is not None and self.training:
             shallow = self.auxiliary(maps[self.config.auxiliary_map], height, width)
-            losses[AUXILIARY_LOSS] = self.config.auxiliary_weight * pixel_loss(shallow, masks)
+            weight = self.config.auxiliary_weight
+            losses[AUXILIARY_LOSS] = weight * pixel_loss(shallow, masks, self.config.balance)
         return losses
 
 
@@ -146,10 +151,16 @@ def check_masks(images: Tensor, masks: Tensor) -> None:
         )
 
 
-def pixel_loss(scores: Tensor, masks: Tensor) -> Tensor:
+def pixel_loss(scores: Tensor, masks: Tensor, balance: float = 0.0) -> Tensor:
     """Cross-entropy per pixel that belongs to a class; 0 if there is none."""
-    total = F.cross_entropy(scores.float(), masks.long(), ignore_index=IGNORE, reduction="sum")
-    return total / (masks != IGNORE).sum().clamp(min=1)
+    masks, known = masks.long(), masks != IGNORE
+    if not balance:
+        total = F.cross_entropy(scores.float(), masks, ignore_index=IGNORE, reduction="sum")
+        return total / known.sum().clamp(min=1)
+    counts = torch.bincount(masks[known], minlength=scores.shape[1])
+    weights = counts.clamp(min=1).to(torch.float32) ** -balance
+    total = F.cross_entropy(scores.float(), masks, weights, ignore_index=IGNORE, reduction="sum")
+    return total / (weights * counts).sum().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def create_segmenter(

@@ -67,7 +67,8 @@ class SegmentationPreparation(DensePreparation):
 
     def create(self, options: dict[str, Any], weights: str | None) -> Segmenter:
         words = self.words
-        names = ("width", "auxiliary_weight", "auxiliary_width", "auxiliary_map", "norms", "mode", "scales", "flip")
+        names: tuple[str, ...] = ("width", "auxiliary_weight", "auxiliary_width", "auxiliary_map", "norms", "balance")
+        names += ("mode", "scales", "flip")
         stride = words.stride if words.stride <= self.crop() else None
         return create_segmenter(
             self.config.model,

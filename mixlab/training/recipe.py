@@ -165,6 +165,7 @@ class Segmentation:
     scales: tuple[float, ...] = (0.75, 1.0, 1.25, 1.5, 1.75)
     flip: bool = True
     norms: bool = False
+    balance: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def test_a_filter_is_a_sine_network_faded_with_the_distance() -> None:
 def test_large_filters_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     filter = long_conv(build("hyena_pixel")).filter
     expected = filter((11, 9))
-    monkeypatch.setattr("mixlab.mixers.hyena.TAPS_AT_ONCE", 7)
+    monkeypatch.setattr("mixlab.implicit_filter.TAPS_AT_ONCE", 7)
     with torch.no_grad():
         torch.testing.assert_close(filter((11, 9)), expected)
 
