@@ -26,11 +26,11 @@ class SegmenterConfig:
     """Everything about a segmenter but its backbone. Sizes are those of MetaFormer's and HyenaPixel's UperNet.
 
     `linear` reads the last map as the backbone gives it; `upernet` reads maps at strides 4, 8, 16 and 32, which are
-    learned (`learned_maps`) where all maps of the backbone have one stride. An auxiliary head on map number
-    `auxiliary_map` is trained along unless its weight is 0. In the losses a class that fills n pixels of a batch counts
-    n^-balance per pixel: 0 as many as there are, 1 as much as any other class. `norms` puts a layer norm on each map of UperNet.
-    `image_size` is the crop in training: at prediction the shorter side of images and the window by default. `mode`,
-    `stride` (two thirds of the window unless given), `scales` and `flip` say how images are predicted by default.
+    learned (`learned_maps`) where all maps of the backbone have one stride; `norms` puts a layer norm on each. An
+    auxiliary head on map number `auxiliary_map` is trained along unless its weight is 0. In the losses a class that
+    fills n pixels of a batch counts n^-balance per pixel: 0 as they are, 1 as much as any other class. `image_size` is
+    the crop in training: at prediction the shorter side of images and the window by default. `mode`, `stride` (two
+    thirds of the window unless given), `scales` and `flip` say how images are predicted by default.
     """
 
     num_classes: int

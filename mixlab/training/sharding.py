@@ -1,6 +1,7 @@
 """A model spread over processes: copies (DDP), or shards of every block (FSDP2)."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ def wrap(model: Model, processes: Processes, kind: str) -> Wrapped:
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if kind == "ddp":
         device_ids = [processes.device] if processes.device.type == "cuda" else None
+        warnings.filterwarnings("ignore", "Grad strides do not match")  # of kernels with one channel: one memory
         # a decoder need not read every map, so the last layers of some have no gradient
         wrapped = DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=dense)
         return Wrapped(wrapped, "ddp")
