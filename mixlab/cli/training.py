@@ -88,6 +88,10 @@ def start(arguments: Namespace, recipe: str, **settings: Any) -> int:
 
 def report(result: Any) -> int:
     """The end of a run in words."""
+    from mixlab.training.processes import environment
+
+    if environment()[0]:  # the first process speaks for all
+        return INTERRUPTED if result.stopped else 0
     if result.stopped:
         print(f"Stopped; the state is saved. Go on with: mixlab train --resume {result.folder}")
         return INTERRUPTED

@@ -183,7 +183,7 @@ class Trainer:
         for index, batch in enumerate(batches):
             batch = to_device(batch, self.processes.device)
             seed = seed_of(self.seed, self.update, index, self.processes.rank)
-            torch.manual_seed(seed)
+            seed_device(seed, self.processes.device)
             with self.wrapped.accumulating(last=index == len(batches) - 1):
                 with self.autocast():
                     loss = self.task.loss(self.wrapped.module, batch, seed)
@@ -296,6 +296,13 @@ class Trainer:
                 signal.signal(number, before[number])
 
 
+def seed_device(seed: int, device: torch.device) -> None:
+    """The generators that a step draws from; `torch.manual_seed` looks for every device there might be."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
 def to_device(batch: Batch, device: torch.device) -> Batch:
     return Batch(*(moved(part, device) for part in batch)) if device.type != "cpu" else batch
 
@@ -326,7 +333,7 @@ def first_bad_output(run: Trainer, batches: Sequence[Batch]) -> str:
     handles = [module.register_forward_hook(watch(name)) for name, module in run.model.named_modules() if name]
     for index, batch in enumerate(batches):
         seed = seed_of(run.seed, run.update, index, run.processes.rank)
-        torch.manual_seed(seed)
+        seed_device(seed, run.processes.device)
         with run.autocast(), contextlib.suppress(MixlabError, RuntimeError):  # only what was seen on the way counts
             run.task.loss(run.model, to_device(batch, run.processes.device), seed)
     for handle in handles:

@@ -64,8 +64,11 @@ def learning_rate(recipe: Recipe) -> float:
 def build_optimiser(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
     settings = recipe.optimiser
     extra: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps}
+    sharded = any(hasattr(parameter, "placements") for parameter in model.parameters())
     if settings.name == "sgd":
         extra = {"momentum": settings.betas[0]}
+    elif settings.name == "adamw" and not sharded:
+        extra["fused"] = True  # a quarter of the time on a CPU
     groups = parameter_groups(model, settings)
     name = "momentum" if settings.name == "sgd" else settings.name  # timm's "sgd" is Nesterov's
     return create_optimizer_v2(groups, opt=name, lr=learning_rate(recipe), weight_decay=0.0, **extra)
@@ -112,4 +115,10 @@ def scheduler(
 def clip(model: nn.Module, limit: float | None) -> torch.Tensor:
     """The norm of all gradients, which are shortened to the limit."""
     trained = [p for p in model.parameters() if p.grad is not None]
-    return torch.nn.utils.clip_grad_norm_(trained, float("inf") if limit is None else limit)
+    whole = not any(hasattr(parameter, "placements") for parameter in trained)
+    foreach = whole or None
+    norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None], foreach=foreach)
+    # elsewhere than on a CPU, looking at the norm would cost more than a product with 1
+    if limit is not None and (norm.device.type != "cpu" or not norm <= limit):
+        torch.nn.utils.clip_grads_with_norm_(trained, limit, norm, foreach=foreach)
+    return norm
