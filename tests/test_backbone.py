@@ -347,4 +347,4 @@ def test_vision_lstm_starts_as_its_notes_say() -> None:
     model = mixlab.create_model("vil_pico", num_classes=1000)
     assert model.get_parameter("head.classifier.weight").std().item() == pytest.approx(2e-5, rel=0.05)
     stem = model.get_parameter("stem.conv.weight")
-    assert stem.abs().max().item() == pytest.approx((6 / (96 + 48)) ** 0.5, rel=0.02)
+    assert stem.abs().max().item() == pytest.approx((6 / (128 + 48)) ** 0.5, rel=0.02)

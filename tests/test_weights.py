@@ -255,7 +255,7 @@ def test_weights_of_another_model_list_the_differences(tmp_path: Path) -> None:
     with pytest.raises(WeightsError) as caught:
         mixlab.load_weights(model, mixlab.create_model("convformer_pico", num_classes=5).state_dict())
     message = str(caught.value)
-    assert "8 missing: stages.2.blocks.0.token.branches.0.mixer.project.weight" in message
+    assert "10 missing: stages.2.blocks.0.token.branches.0.mixer.project.weight" in message
     assert "unexpected: stages.2.blocks.0.token.branches.0.mixer.act.bias" in message
     assert "more" in message
     assert_untouched(model, before)
