@@ -22,7 +22,7 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## lint and every quick test (2 cores, about 5 minutes)
+test: lint ## lint and every quick test (2 cores, about 8 minutes)
 	$(BIN)/python -m pytest -n 2 -m "not heavy"
 
 parity: $(INSTALLED) ## every model at full size beside timm, forward and backward (8 GB, about 20 minutes)
