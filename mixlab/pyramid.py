@@ -22,7 +22,7 @@ class PyramidAdapter(nn.Module):
         self.backbone = backbone
         last = len(backbone.strides) - 1
         self.sources = tuple(round(level * last / (len(STRIDES) - 1)) for level in range(len(STRIDES)))
-        self.strides = STRIDES
+        self.strides: tuple[int, ...] = STRIDES
         self.channels = tuple(backbone.channels[source] for source in self.sources)
         pairs = zip(self.sources, STRIDES, strict=True)
         self.steps = nn.ModuleList(
@@ -34,7 +34,7 @@ class PyramidAdapter(nn.Module):
         maps = self.backbone.pyramid(image)
         height, width = image.shape[-2:]
         adapted = []
-        for source, stride, step in zip(self.sources, STRIDES, self.steps, strict=True):
+        for source, stride, step in zip(self.sources, self.strides, self.steps, strict=True):
             level, native = maps[source], self.backbone.strides[source]
             if not isinstance(step, nn.Identity):
                 level = step(level)

@@ -15,14 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbone import Backbone
-from mixlab.dense.base import DenseModel
+from mixlab.dense.base import DenseModel, prepare
 from mixlab.dense.detector import DeformableOptions, DetectorConfig
 from mixlab.dense.matching import Layer, Target, set_losses
 from mixlab.dense.targets import as_batch, check_targets
 from mixlab.dense.upernet import MapNorms
 from mixlab.errors import ConfigError, ImageError
 from mixlab.modules import Modules
-from mixlab.ops.resample import rescale_map
 from mixlab.pyramid import STRIDES, PyramidAdapter
 
 if TYPE_CHECKING:
@@ -38,20 +37,7 @@ class CoarseMaps(PyramidAdapter):
     def __init__(self, backbone: Backbone, *, learned: bool, count: int) -> None:
         super().__init__(backbone, learned=learned)
         self.sources, self.channels = self.sources[-count:], self.channels[-count:]
-        self.steps = self.steps[-count:]
-
-    def forward(self, image: Tensor) -> list[Tensor]:
-        maps = self.backbone.pyramid(image)
-        height, width = image.shape[-2:]
-        adapted = []
-        for source, stride, step in zip(self.sources, STRIDES[-len(self.steps) :], self.steps, strict=True):
-            level, native = maps[source], self.backbone.strides[source]
-            if not isinstance(step, nn.Identity):
-                level = step(level)
-            elif native != stride:
-                level = rescale_map(level, native / stride, -(-height // stride), -(-width // stride))
-            adapted.append(level)
-        return adapted
+        self.strides, self.steps = self.strides[-count:], self.steps[-count:]
 
 
 class MaskedMaps(nn.Module):
@@ -92,11 +78,8 @@ class DeformableDetector(DenseModel):
         super().__init__()
         options = config.deformable
         check_widths(config.width, options.heads)
-        if backbone.config.num_classes:
-            backbone.reset_classifier(0)
-        backbone.readout.requires_grad_(False)  # a parameter without a gradient would stop distributed training
         self.config, self.options = config, options
-        learned = len(set(backbone.strides)) == 1 if config.learned_maps is None else config.learned_maps
+        learned = prepare(backbone, config.learned_maps)
         maps = CoarseMaps(backbone, learned=learned, count=3 if options.multi_scale else 1)
         self.network = build_network(maps, config, options)
         count = (options.decoder_layers + options.two_stage) if options.box_refine else 1

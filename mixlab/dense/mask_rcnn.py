@@ -11,7 +11,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
 
 from mixlab.backbone import Backbone
-from mixlab.dense.base import DenseModel
+from mixlab.dense.base import DenseModel, prepare
 from mixlab.dense.detector import DetectorConfig
 from mixlab.dense.regions import BOX_SIZE, MASK_SIZE, RATIOS, Anchors, ProposalHead, Stage, paste_masks
 from mixlab.dense.targets import as_batch, check_targets
@@ -40,11 +40,8 @@ class RegionDetector(DenseModel):
 
     def __init__(self, backbone: Backbone, config: DetectorConfig, stages: Iterable[Stage]) -> None:
         super().__init__()
-        if backbone.config.num_classes:
-            backbone.reset_classifier(0)
-        backbone.readout.requires_grad_(False)  # a parameter without a gradient would stop distributed training
         self.config = config
-        learned = len(set(backbone.strides)) == 1 if config.learned_maps is None else config.learned_maps
+        learned = prepare(backbone, config.learned_maps)
         self.maps = PyramidAdapter(backbone, learned=learned)
         self.norms = MapNorms(self.maps.channels) if config.norms else None
         self.pyramid = FeaturePyramidNetwork(list(self.maps.channels), config.width, LastLevelMaxPool())

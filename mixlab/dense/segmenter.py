@@ -13,7 +13,7 @@ from mixlab.backbone import Backbone
 from mixlab.choices import make, plain
 from mixlab.data.dense import IGNORE
 from mixlab.dense.backbones import backbone_for
-from mixlab.dense.base import DenseModel
+from mixlab.dense.base import DenseModel, prepare
 from mixlab.dense.upernet import Classifier, ConvNorm, LinearDecoder, MapNorms, UperNet, enlarge
 from mixlab.errors import DataError, require
 from mixlab.pyramid import PyramidAdapter
@@ -104,11 +104,8 @@ class Segmenter(DenseModel):
 
     def __init__(self, backbone: Backbone, config: SegmenterConfig) -> None:
         super().__init__()
-        if backbone.config.num_classes:
-            backbone.reset_classifier(0)
-        backbone.readout.requires_grad_(False)  # a parameter without a gradient would stop distributed training
         self.config = config
-        learned = len(set(backbone.strides)) == 1 if config.learned_maps is None else config.learned_maps
+        learned = prepare(backbone, config.learned_maps)
         linear = config.decoder == "linear"
         self.maps = NativeMaps(backbone) if linear else PyramidAdapter(backbone, learned=learned)
         channels, strides = self.maps.channels, self.maps.strides

@@ -1,5 +1,6 @@
 """Several runs at a time, each in a process of its own with its share of the threads."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -64,17 +65,19 @@ def outcome(process: SpawnProcess, said: Connection) -> str:
 
 def run_alone(work: Work, threads: int, tell: Connection) -> None:
     """The life of a child."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
     try:
-        threading.Thread(target=end_with_parent, daemon=True).start()
-        torch.set_num_threads(threads)
-        tell.send(STOPPED if work() else DONE)
+        said = STOPPED if work() else DONE
     except KeyboardInterrupt:
-        tell.send(STOPPED)
+        said = STOPPED
     except MixlabError as error:
-        tell.send(str(error))
+        said = str(error)
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
-        tell.send(f"{type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+        tell.send(said)
 
 
 def end_with_parent() -> None:

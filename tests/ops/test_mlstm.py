@@ -223,3 +223,23 @@ def test_shapes_without_data_and_the_papers_count() -> None:
     with counter:
         assert mlstm_shape(query, key, value).shape == (4, 128, 96)
     assert sum(counter.counts.values()) == 4 * (128 * 2 * (CHUNK // 2 + 1) * 96 + 2 * 96 * 96)
+
+
+@pytest.mark.parametrize("steps", [5, 70])  # one block of rows, and two
+def test_chunks_can_be_differentiated_twice(steps: int) -> None:
+    leaves = [tensor.requires_grad_() for tensor in make(steps, lead=(1,))]
+
+    def second(form: Any) -> list[Tensor]:
+        output, _ = form(*leaves, eps=0.0)  # with it the stabiliser, held fixed here, would count
+        first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+        return list(torch.autograd.grad(sum(one.square().sum() for one in first), leaves))  # type: ignore[arg-type]
+
+    for ours, expected in zip(second(mlstm_chunkwise), second(mlstm_recurrent), strict=True):
+        assert distance(ours, expected) < 1e-8
+
+
+def test_chunks_work_under_vmap_as_without() -> None:
+    inputs = make(20, lead=(3, 2))
+    whole, _ = mlstm_chunkwise(*inputs)
+    mapped = torch.func.vmap(lambda *one: mlstm_chunkwise(*one)[0])(*inputs)
+    assert distance(mapped, whole) < 1e-12

@@ -13,9 +13,9 @@ from PIL import Image
 import mixlab
 from mixlab.data.open_dense import open_dense
 from mixlab.evals.dense import evaluate_dense, predict_dense
-from mixlab.training.loop import Callback, Trainer
 from mixlab.training.recipe import list_recipes, load_recipe
 from mixlab.training.run import resume, train
+from tests.training.tiny import Interrupt
 
 QUICK: dict[str, Any] = {"progress": False, "workers": 0, "tensorboard": False, "device": "cpu"}
 SHORT = {"schedule.updates": 3, "schedule.warmup_updates": 1, "batch_size": 2}
@@ -28,14 +28,6 @@ def few_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mixlab.data.scenes.SCENES", {"train": 8, "val": 3, "test": 3})
 
 
-class StopAt(Callback):
-    def __init__(self, update: int) -> None:
-        self.at = update
-
-    def update(self, run: Trainer, loss: float, lr: float) -> None:
-        run.asked_to_stop = run.update == self.at
-
-
 @pytest.mark.parametrize("task", RECIPES)
 def test_a_run_can_be_stopped_resumed_evaluated_and_shown(task: str, tmp_path: Path) -> None:
     common = {"recipe": RECIPES[task], "changes": SHORT, **QUICK}
@@ -43,7 +35,7 @@ def test_a_run_can_be_stopped_resumed_evaluated_and_shown(task: str, tmp_path: P
     assert METRIC[task] in whole.history[-1]
     assert whole.test is not None
 
-    stopped = train("convformer_pico", "digit-scenes", out=tmp_path / "parts", callbacks=[StopAt(2)], **common)
+    stopped = train("convformer_pico", "digit-scenes", out=tmp_path / "parts", callbacks=[Interrupt(2)], **common)
     assert stopped.stopped
     again = resume(tmp_path / "parts", progress=False)
     ours, expected = again.model.state_dict(), whole.model.state_dict()
@@ -153,3 +145,15 @@ def test_the_command_line_trains_evaluates_and_draws(tmp_path: Path) -> None:
     said = mixlab_says("predict", weights, str(tmp_path / "one.png"), "--out", str(tmp_path / "drawn"))
     assert (tmp_path / "drawn" / "one.png").exists()
     assert "one.png" in said
+
+
+def test_pictures_never_replace_images_or_each_other(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (40, 40), "teal").save(tmp_path / folder / "x.png")
+    segmenter = mixlab.create_segmenter("convformer_pico", num_classes=3, width=16, auxiliary_width=16, image_size=64)
+    images = [tmp_path / "a" / "x.png", tmp_path / "b" / "x.png"]
+    with pytest.raises(mixlab.MixlabError, match="replace the image"):
+        predict_dense(segmenter, images, out=tmp_path / "a")
+    told = predict_dense(segmenter, images, out=tmp_path / "drawn")
+    assert [Path(one["picture"]).name for one in told] == ["x.png", "x-2.png"]

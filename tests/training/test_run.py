@@ -1,6 +1,6 @@
 import json
-import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,8 @@ import mixlab
 from mixlab.errors import ConfigError, DataError, MixlabError, TrainingError
 from mixlab.training.loop import Callback, Trainer
 from mixlab.training.recipe import list_recipes, load_recipe
-from mixlab.training.run import repeat, resume, train
-from tests.training.tiny import CHANGES, OPTIONS, same_weights, tiny, weights
-
-
-class Interrupt(Callback):
-    """Ctrl-C after some updates."""
-
-    def __init__(self, update: int, number: int = signal.SIGINT) -> None:
-        self.at, self.number = update, number
-
-    def update(self, run: Trainer, loss: float, lr: float) -> None:
-        if run.update == self.at:
-            os.kill(os.getpid(), self.number)
+from mixlab.training.run import read_config, repeat, require_same_run, resume, train
+from tests.training.tiny import CHANGES, OPTIONS, Interrupt, same_weights, tiny, weights
 
 
 def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
@@ -229,3 +218,33 @@ def test_one_class_or_different_classes_are_errors(tmp_path: Path) -> None:
 def test_options_of_the_run_are_checked(tmp_path: Path) -> None:
     bad(tmp_path, "Unknown option 'sed'", ConfigError, sed=3)
     bad(tmp_path, "does not divide", ConfigError, micro=48, options=OPTIONS)
+
+
+@pytest.mark.parametrize("update", [3, 8, 12])  # inside, at the end of and after an epoch that is not evaluated
+def test_a_run_that_skips_evaluations_resumes_as_if_nothing_had_happened(update: int, tmp_path: Path) -> None:
+    changes = {"schedule.epochs": 3, "evaluate_every": 2}
+    whole = tiny(tmp_path / "whole", changes=changes)
+    assert [row["epoch"] for row in whole.history] == [2, 3]
+    assert tiny(tmp_path / "parts", changes=changes, callbacks=[Interrupt(update)]).stopped
+    parts = resume(tmp_path / "parts", progress=False)
+    assert same_weights(whole, parts)
+    for ours, theirs in zip(parts.history, whole.history, strict=True):
+        assert ours["train_loss"] == theirs["train_loss"]
+
+
+def test_a_finished_run_is_read_and_not_run_again(tmp_path: Path) -> None:
+    done = tiny(tmp_path / "run")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+    again = resume(tmp_path / "run", progress=False)
+    assert again.test == done.test
+    assert list(again.history) == list(done.history)
+    assert same_weights(again, done)
+    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+
+
+def test_a_folder_with_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
+    tiny(tmp_path / "run")
+    config = read_config(tmp_path / "run")
+    require_same_run(config, tmp_path / "run")
+    with pytest.raises(TrainingError, match="another seed"):
+        require_same_run(replace(config, seed=5), tmp_path / "run")
