@@ -9,12 +9,13 @@ from mixlab.errors import MixlabError
 from mixlab.weights import current_umask
 
 
-def write_whole(path: str | PathLike[str], text: str) -> None:
+def write_whole(path: str | PathLike[str], content: str | bytes) -> None:
+    """Text as UTF-8, or bytes."""
     target, temporary = Path(path), None
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with open(handle, "w", encoding="utf-8", newline="") as opened:
-            opened.write(text)
+        with open(handle, "wb") as opened:
+            opened.write(content.encode() if isinstance(content, str) else content)
         os.chmod(temporary, 0o666 & ~current_umask())
         os.replace(temporary, target)
     except OSError as error:

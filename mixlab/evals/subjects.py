@@ -1,0 +1,207 @@
+"""What an instrument looks at: a Mixlab model by name, a weight file, or a model of timm, all behind one face.
+
+caformer_s18                     fresh weights
+caformer_s18=weights.pth         a named model with weights in any known layout
+run/final.safetensors            a file that `save_weights` or `mixlab train` wrote
+timm:resnet50                    timm's model, fresh weights
+timm:resnet50=weights.pth        with weights from a file, read without executing anything
+timm:resnet50=pretrained         with timm's own weights, which it downloads
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixlab.backbone import Backbone
+from mixlab.config import Preprocessing, parse_image_size
+from mixlab.data.transforms import Transform, eval_transform
+from mixlab.errors import ConfigError, ImageError, WeightsError, near_misses
+from mixlab.zoo import create_model, list_models
+
+TIMM = "timm:"
+PRETRAINED = "pretrained"
+Source = str | PathLike[str] | Backbone
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """A classifier in eval mode, and what has to be known to feed it."""
+
+    name: str
+    model: nn.Module  # scores (B, num_classes) of normalised images (B, in_channels, H, W)
+    image_size: tuple[int, int]
+    in_channels: int
+    num_classes: int
+    preprocessing: Preprocessing
+    class_names: tuple[str, ...] = ()
+    trained: bool
+
+    def transform(self, image_size: int | tuple[int, int] | None = None, crop: float | None = None) -> Transform:
+        """From a PIL image to the tensor this model takes; by default at its own size and crop."""
+        size = self.image_size if image_size is None else parse_image_size(image_size)
+        return eval_transform(size, self.preprocessing, self.in_channels, crop)
+
+    @property
+    def intermediate_names(self) -> tuple[str, ...]:
+        """Places whose output `intermediates` can give, from the image to the head."""
+        if isinstance(self.model, Backbone):
+            return self.model.intermediate_names
+        return tuple(f"stages.{index}" for index in range(len(timm_features(self.model))))
+
+    def intermediates(self, images: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        """NCHW maps behind named places; gradients reach the images."""
+        wanted = list(names)
+        if isinstance(self.model, Backbone):
+            return self.model.intermediates(images, wanted)
+        for name in wanted:
+            if name not in self.intermediate_names:
+                raise ConfigError(
+                    f"{self.name!r} has no intermediate {name!r}. {near_misses(name, self.intermediate_names)}"
+                )
+        places = [int(name.rpartition(".")[2]) for name in wanted]
+        ordered = sorted(set(places))
+        found = self.model.forward_intermediates(  # type: ignore[operator]
+            images, indices=ordered, intermediates_only=True, output_fmt="NCHW"
+        )
+        by_place = dict(zip(ordered, found, strict=True))
+        return {name: by_place[place] for name, place in zip(wanted, places, strict=True)}
+
+    def to(self, device: torch.device | str) -> "Subject":
+        self.model.to(device)
+        return self
+
+
+def open_subject(
+    source: Source,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    in_channels: int | None = None,
+    seed: int = 0,
+) -> Subject:
+    """The subject that a text such as those above names. Fresh weights are drawn from `seed`.
+
+    `num_classes` and `in_channels` are for models with fresh weights; a file brings its own.
+    """
+    wanted = {"num_classes": num_classes, "in_channels": in_channels}
+    options: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
+    if isinstance(source, Backbone):
+        return of_backbone(source.config.name, source, image_size, trained=True)
+    text = str(source)
+    name, mark, weights = text.partition("=")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name.startswith(TIMM):
+            return open_timm(name, weights if mark else None, image_size, options)
+        if mark:
+            return of_backbone(text, create_model(name, weights=weights, **options), image_size, trained=True)
+        if name in list_models():
+            at_size = {} if image_size is None else {"image_size": parse_image_size(image_size)}
+            return of_backbone(name, create_model(name, **options, **at_size), image_size, trained=False)
+        if not Path(text).is_file():
+            raise ConfigError(
+                f"{text!r} is neither a model nor a weight file. {near_misses(text, list_models())} "
+                f"A model of timm is {TIMM}NAME."
+            )
+        return of_backbone(text, create_model(weights=text), image_size, trained=True)
+
+
+def of_backbone(name: str, model: Backbone, image_size: int | tuple[int, int] | None, *, trained: bool) -> Subject:
+    config = model.config
+    return Subject(
+        name=name,
+        model=model.eval(),
+        image_size=tuple(config.image_size) if image_size is None else parse_image_size(image_size),
+        in_channels=config.in_channels,
+        num_classes=config.num_classes,
+        preprocessing=config.preprocessing,
+        class_names=model.class_names,
+        trained=trained,
+    )
+
+
+def open_timm(
+    name: str, weights: str | None, image_size: int | tuple[int, int] | None, options: dict[str, Any]
+) -> Subject:
+    """A model of timm; one that is built for a single size is built for the size asked for."""
+    import timm
+
+    own = name.removeprefix(TIMM)
+    if not timm.is_model(own):
+        raise ConfigError(f"timm has no model {own!r}. {near_misses(own, timm.list_models())}")
+    state = None
+    if weights is not None and weights != PRETRAINED:
+        state = read_timm(own, weights)
+        options = {"num_classes": classes_of(own, state), **options} if state else options
+    options = {("in_chans" if key == "in_channels" else key): value for key, value in options.items()}
+    size = {} if image_size is None else {"img_size": parse_image_size(image_size)}
+    try:
+        model = build_timm(own, size, pretrained=weights == PRETRAINED, **options)
+    except Exception as error:  # no network, a full cache, a name without weights
+        raise WeightsError(f"timm cannot build {own!r}: {error}") from error
+    if state is not None:
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            raise WeightsError(f"{weights} does not fit timm's {own!r}: {error}") from error
+    settings = timm.data.resolve_model_data_config(model)
+    return Subject(
+        name=name if weights is None else f"{name}={weights}",
+        model=model.eval(),
+        image_size=tuple(settings["input_size"][1:]) if image_size is None else parse_image_size(image_size),
+        in_channels=settings["input_size"][0],
+        num_classes=model.num_classes,
+        preprocessing=Preprocessing(
+            mean=tuple(settings["mean"]),
+            std=tuple(settings["std"]),
+            interpolation=settings["interpolation"] if settings["interpolation"] != "random" else "bilinear",
+            crop=settings["crop_pct"],
+        ),
+        trained=weights is not None,
+    )
+
+
+def build_timm(name: str, size: dict[str, Any], **options: Any) -> nn.Module:
+    import timm
+
+    if not size:
+        return timm.create_model(name, **options)
+    try:
+        return timm.create_model(name, **size, **options)
+    except TypeError as error:  # convolutional models take any size and no such argument
+        if "img_size" not in str(error):
+            raise
+        return timm.create_model(name, **options)
+
+
+def read_timm(name: str, path: str) -> dict[str, Tensor]:
+    from timm.models import load_state_dict
+
+    if not Path(path).is_file():
+        raise WeightsError(f"The weight file {path} for timm's {name!r} does not exist.")
+    try:
+        return load_state_dict(path, use_ema=True, weights_only=True)
+    except Exception as error:  # whatever a broken file makes of it
+        raise WeightsError(f"{path} holds no weights that timm can read: {error}") from error
+
+
+def classes_of(name: str, state: dict[str, Tensor]) -> int:
+    from timm.models import get_pretrained_cfg
+
+    about = get_pretrained_cfg(name)
+    classifier = "" if about is None else about.classifier
+    weight = state.get(f"{classifier if isinstance(classifier, str) else classifier[0]}.weight")
+    if weight is None:
+        raise WeightsError(f"The file for timm's {name!r} has no classifier {classifier!r}: it is for another model.")
+    return len(weight)
+
+
+def timm_features(model: nn.Module) -> list[Any]:
+    if not hasattr(model, "forward_intermediates"):
+        raise ImageError(f"timm's {type(model).__name__} gives no maps of its stages.")
+    return list(model.feature_info)  # type: ignore[arg-type]
