@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixlab.choices import coerce
 from mixlab.config import MIN_SIDE, TWELFTHS, ModelConfig
-from mixlab.coscale import CoscaleBlock, CoscaleGroup, Output
+from mixlab.coscale import CoscaleBlock, CoscaleGroup, Output, explain_branches
 from mixlab.errors import ConfigError, ImageError, near_misses
 from mixlab.grid import Grid
 from mixlab.guards import autocast_dtype, check_precision
@@ -54,10 +54,7 @@ class Block(nn.Module):
         """What the mixers show for the tokens in front of this block; several branches are numbered."""
         if self.position is not None:
             tokens = self.position(tokens, grid)
-        shown = [cast(Mixer, branch.mixer).explain(branch.norm(tokens), grid) for branch in self.token.branches]
-        if len(shown) == 1:
-            return shown[0]
-        return {f"{name}.{index}": value for index, one in enumerate(shown) for name, value in one.items()}
+        return explain_branches(self.token, tokens, grid)
 
 
 class Stage(nn.Module):
@@ -100,7 +97,7 @@ class Stage(nn.Module):
         if self.downsample is not None:
             tokens, grid = self.downsample(grid.to_map(tokens))
         if self.class_token is not None:
-            prefix = self.class_token.to(tokens.dtype).expand(len(tokens), -1, -1)
+            prefix = self.class_token.to(tokens.dtype).expand(tokens.shape[0], -1, -1)
             tokens = torch.cat([prefix, tokens], 1)
             grid = Grid(grid.height, grid.width, prefix.shape[1])
         if self.position is not None:
@@ -310,28 +307,50 @@ class Backbone(nn.Module):
     def explanations(self) -> dict[str, tuple[str, ...]]:
         """What each block can show about itself; ask for it with `explain`."""
         told = {
-            name: tuple(word for mixer in block.mixers for word in mixer.explains)
-            for name, block in self.blocks.items()
-            if isinstance(block, Block)
+            name: tuple(word for mixer in mixers for word in mixer.explains)
+            for name, mixers in self.token_mixers.items()
         }
         return {name: words for name, words in told.items() if words}
 
-    @torch.no_grad()
+    @property
+    def token_mixers(self) -> dict[str, list[Mixer]]:
+        """The mixers of every place that mixes tokens, one per branch; a co-scale block has a place per scale."""
+        found = {}
+        for name, block in self.blocks.items():
+            if isinstance(block, Block):
+                found[name] = block.mixers
+            else:
+                first = len(self.stages) - len(block.token)
+                for scale, residual in enumerate(block.token, first):
+                    found[f"{name}.{scale}"] = [cast(Mixer, branch.mixer) for branch in residual.branches]
+        return found
+
     def explain(self, image: Tensor, block: str) -> dict[str, Tensor]:
         """What the mixer of a block shows about itself on these images: attention, kernels, a matrix."""
-        if block not in self.explanations:
-            raise ConfigError(f"Nothing to explain at {block!r}. {near_misses(block, self.explanations)}")
-        target = self.blocks[block]
+        return dict(self.explain_each(image, [block]))[block]
+
+    @torch.no_grad()
+    def explain_each(self, image: Tensor, blocks: Iterable[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """`explain` for several blocks in one pass, in the order of the data flow."""
+        wanted = set(blocks)
+        for name in wanted - set(self.explanations):
+            raise ConfigError(f"Nothing to explain at {name!r}. {near_misses(name, self.explanations)}")
         with evaluating(self):
             self.check_image(image)
             tokens, grid = self.stem(image)
-            for stage in self.stages:
+            outputs = []
+            for index, stage in enumerate(self.stages):
                 tokens, grid = stage.enter(tokens, grid)
-                for candidate in stage.blocks:
-                    if candidate is target:
-                        return candidate.explain(tokens, grid)
-                    tokens = candidate(tokens, grid)
-        raise AssertionError("a named block is in a stage")
+                for position, block in enumerate(stage.blocks):
+                    if (name := f"stages.{index}.blocks.{position}") in wanted:
+                        yield name, block.explain(tokens, grid)
+                        wanted.remove(name)
+                        if not wanted:
+                            return
+                    tokens = block(tokens, grid)
+                outputs.append((tokens, grid))
+            if self.coscale is not None:
+                yield from self.coscale.explain_each(outputs, wanted)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The co-scale step behind the last stage: parallel blocks on several scales that exchange updates (CoaT, 5.1)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,6 +63,11 @@ class CoscaleBlock(nn.Module):
         ]
         return [(residual(tokens, grid), grid) for residual, (tokens, grid) in zip(self.channel, mixed, strict=True)]
 
+    def explain(self, outputs: list[Output], scale: int) -> dict[str, Tensor]:
+        """What the mixer of one scale shows for the tokens in front of this block; of an exchange it knows nothing."""
+        (tokens, grid), position = outputs[scale], self.positions[scale]
+        return explain_branches(self.token[scale], tokens if position is None else position(tokens, grid), grid)
+
 
 class CoscaleGroup(nn.Module):
     """Takes and returns the list of (tokens, grid) of all stages; the first ones pass unchanged."""
@@ -84,6 +89,28 @@ class CoscaleGroup(nn.Module):
                 for scale, (tokens, grid) in enumerate(scales, len(finer)):
                     visit(f"coscale.blocks.{index}.{scale}", tokens, grid)
         return finer + scales
+
+    def explain_each(self, outputs: list[Output], names: set[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """What the blocks show at the places with these names, which are taken out of the set one after the other."""
+        finer, scales = len(outputs) - self.scales, outputs[-self.scales :]
+        for index, block in enumerate(self.blocks):
+            for scale in range(self.scales):
+                name = f"coscale.blocks.{index}.{finer + scale}"
+                if name in names:
+                    yield name, block.explain(scales, scale)
+                    names.remove(name)
+            if not names:
+                return
+            scales = block(scales)
+
+
+def explain_branches(residual: Residual, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
+    """What the mixers of a residual show; several branches are numbered."""
+    branches: list[Any] = list(residual.branches)
+    shown = [branch.mixer.explain(branch.norm(tokens), grid) for branch in branches]
+    if len(shown) == 1:
+        return dict(shown[0])
+    return {f"{name}.{index}": value for index, one in enumerate(shown) for name, value in one.items()}
 
 
 def move(tokens: Tensor, source: Grid, target: Grid) -> Tensor:

@@ -1,7 +1,7 @@
 """Several models as one: their predictions are averaged (HyenaPixel, section 4.1)."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -13,6 +13,7 @@ from mixlab.config import ModelConfig
 from mixlab.coscale import CoscaleBlock, Output
 from mixlab.errors import ConfigError, near_misses
 from mixlab.grid import Grid
+from mixlab.mixers import Mixer
 from mixlab.modules import Modules
 
 Average = Literal["logits", "probabilities"]
@@ -76,6 +77,10 @@ class Ensemble(Backbone):
             raise ConfigError(f"Nothing to explain at {block!r}. {near_misses(block, self.explanations)}")
         _, index, name = block.split(".", 2)
         return self.members[int(index)].explain(image, name)
+
+    def explain_each(self, image: Tensor, blocks: Iterable[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        for block in blocks:
+            yield block, self.explain(image, block)
 
     def set_activation_checkpointing(self, on: bool = True) -> None:
         for member in self.members:
@@ -160,6 +165,12 @@ class Ensemble(Backbone):
     def explanations(self) -> dict[str, tuple[str, ...]]:
         return {
             prefix + name: words for prefix, member in self.named_members for name, words in member.explanations.items()
+        }
+
+    @property
+    def token_mixers(self) -> dict[str, list[Mixer]]:
+        return {
+            prefix + name: held for prefix, member in self.named_members for name, held in member.token_mixers.items()
         }
 
     @property

@@ -135,3 +135,23 @@ def test_direct_attention_costs_what_table_7_says() -> None:
         "direct": 4.8,
         "interpolation": 4.3,
     }
+
+
+def test_every_scale_of_the_group_explains_itself() -> None:
+    model, image = coat().eval(), torch.randn(2, 3, 64, 96)
+    assert "coscale.blocks.1.2" in model.explanations
+    shown = model.explain(image, "coscale.blocks.1.2")
+    assert shown["key_factor"].shape == (2, 8, 1 + 4 * 6, 3)
+    several = dict(model.explain_each(image, ["coscale.blocks.1.2", "stages.1.blocks.0"]))
+    assert list(several) == ["stages.1.blocks.0", "coscale.blocks.1.2"]
+    torch.testing.assert_close(several["coscale.blocks.1.2"], shown)
+
+
+def test_the_group_explains_the_tokens_that_its_mixers_see() -> None:
+    model, image, seen = coat().eval(), torch.randn(1, 3, 64, 64), []
+    assert model.coscale is not None
+    mixer = model.token_mixers["coscale.blocks.1.3"][0]
+    handle = mixer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
+    model(image)
+    handle.remove()
+    torch.testing.assert_close(model.explain(image, "coscale.blocks.1.3"), mixer.explain(*seen[0]))

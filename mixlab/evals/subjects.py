@@ -8,7 +8,7 @@ timm:resnet50=weights.pth        with weights from a file, read without executin
 timm:resnet50=pretrained         with timm's own weights, which it downloads
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -125,6 +125,21 @@ def of_backbone(name: str, model: Backbone, image_size: int | tuple[int, int] | 
     )
 
 
+def backbone_of(source: "Subject | nn.Module", what: str) -> Backbone:
+    """The single Mixlab model of a subject: only these can show some things, such as "kernels"."""
+    from mixlab.ensemble import Ensemble
+
+    name, model = (source.name, source.model) if isinstance(source, Subject) else (type(source).__name__, source)
+    if not isinstance(model, Backbone):
+        raise ConfigError(f"{name!r} cannot show its {what}: only Mixlab's own models declare where they are.")
+    if isinstance(model, Ensemble):
+        raise ConfigError(
+            f"{model.title!r} is an ensemble, and {what} are a member's. Ask for one of its {len(model.members)}: "
+            f"--member 0, or model.members[0] in Python."
+        )
+    return model
+
+
 def open_timm(
     name: str, weights: str | None, image_size: int | tuple[int, int] | None, options: dict[str, Any]
 ) -> Subject:
@@ -205,3 +220,13 @@ def timm_features(model: nn.Module) -> list[Any]:
     if not hasattr(model, "forward_intermediates"):
         raise ImageError(f"timm's {type(model).__name__} gives no maps of its stages.")
     return list(model.feature_info)  # type: ignore[arg-type]
+
+
+def short_names(subjects: Sequence[Subject]) -> list[str]:
+    """Names for tables and pictures that tell these apart."""
+    short = [
+        one.model.config.name if isinstance(one.model, Backbone) else one.name.partition("=")[0] for one in subjects
+    ]
+    if len({one.trained for one in subjects}) > 1:
+        short = [f"{name}, {'trained' if one.trained else 'random'}" for name, one in zip(short, subjects, strict=True)]
+    return [name if short.count(name) == 1 else one.name for name, one in zip(short, subjects, strict=True)]

@@ -17,8 +17,10 @@ class Mixer(nn.Module):
     mixes_class_tokens: ClassVar[bool] = False  # True: class tokens see the image
     crosses: ClassVar[bool] = False  # True: `split` and `attend` let one scale look at another (coscale)
     trains_compiled: ClassVar[bool] = True  # False: compiled code is for inference only
+    exports: ClassVar[bool] = True  # False: it cannot become a graph for other programs
     initialises_itself: ClassVar[bool] = False  # True: the model's init scheme leaves it alone
     explains: ClassVar[tuple[str, ...]] = ()  # what `explain` returns
+    direction: str = ""  # where a walk over the tokens starts, for the titles of what it explains
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         raise NotImplementedError
@@ -26,6 +28,10 @@ class Mixer(nn.Module):
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         """What the mixer can show about itself for these tokens, one tensor per name in `explains`."""
         return {}
+
+    def kernel_sources(self) -> tuple[nn.Module, ...]:
+        """The modules whose kernels `explain` shows: an implicit filter, or depthwise convolutions in a row."""
+        return ()
 
     def resize(self, name: str, value: Tensor, source: Grid | None) -> Tensor:
         """A stored tensor of another grid as this mixer's own; `source` is None where it is not known."""

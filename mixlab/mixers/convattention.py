@@ -77,6 +77,7 @@ class ConvAttention(Mixer):
 
     mixes_class_tokens = True
     crosses = True
+    explains = ("query_factor", "key_factor")
 
     def __init__(
         self, dim: int, heads: int, options: ConvAttentionOptions, relative: Callable[..., Tensor] | None
@@ -104,6 +105,17 @@ class ConvAttention(Mixer):
         if self.relative is not None:
             mixed = self.relative(mixed, query, value, grid)
         return self.project(mixed)
+
+    def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
+        """The factors of the attention, each (B, heads, N, head_dim): the map of a query is its row times every key.
+
+        The product stands for what softmax gives elsewhere (section 7), but entries may be negative and rows add up to
+        any number. The encoding of relative positions is not in it.
+        """
+        query, key, _ = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.split(tokens))
+        query = query.softmax(-1) if self.softmax_query else query
+        query = query * query.shape[-1] ** -0.5 if self.scaled else query
+        return {"query_factor": query, "key_factor": key.softmax(2)}
 
 
 def heads_up_to(dim: int, heads: int) -> int:

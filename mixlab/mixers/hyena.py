@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.errors import require
+from mixlab.fixed_filter import FixedConv
 from mixlab.grid import Grid
 from mixlab.implicit_filter import (
     DECAY,
@@ -131,6 +132,15 @@ class LongConv(nn.Module):
         ready = self.prepare(kernel, grid)
         return ready if ready.kernel.numel() <= KEPT_NUMBERS else kernel
 
+    @torch.no_grad()
+    def fixed(self, grid: Grid) -> FixedConv:
+        """This layer as it stands for one grid, for a graph that other programs run."""
+        return FixedConv(self.kernel(grid), self.sizes(grid), causal=self.filter.causal)
+
+    def sizes(self, grid: Grid) -> tuple[int, ...]:
+        """The places along each axis of the convolution."""
+        raise NotImplementedError
+
     def taps_for(self, grid: Grid) -> tuple[int, ...]:
         raise NotImplementedError
 
@@ -146,6 +156,9 @@ class SequenceConv(LongConv):
 
     def taps_for(self, grid: Grid) -> tuple[int, ...]:
         return taps_behind(grid) if self.filter.causal else taps_both_ways(grid)
+
+    def sizes(self, grid: Grid) -> tuple[int, ...]:
+        return (grid.image_tokens,)
 
     def prepare(self, kernel: Tensor, grid: Grid) -> Prepared:
         return prepare_1d(kernel, grid.image_tokens, causal=self.filter.causal, form=self.form)
@@ -165,6 +178,9 @@ class PlaneConv(LongConv):
         if not self.grows:
             return self.filter.taps
         return tuple(max(sides) for sides in zip(self.filter.taps, taps_around(grid), strict=True))
+
+    def sizes(self, grid: Grid) -> tuple[int, ...]:
+        return grid.height, grid.width
 
     def prepare(self, kernel: Tensor, grid: Grid) -> Prepared:
         return prepare_2d(kernel, grid.height, grid.width, form=self.form)
@@ -199,7 +215,7 @@ class Hyena(Mixer):
     The released code calls the third one first in a sequence and last in the plane: `gate_first`.
     """
 
-    explains = ("kernels",)
+    explains = ("kernels", "window")
 
     def __init__(
         self,
@@ -236,10 +252,19 @@ class Hyena(Mixer):
         return over.from_map(self.short(image))
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
-        """The long kernels for this grid, (C, taps...)."""
+        """The long kernels for this grid and the window that fades them out, (C, taps...); an explicit kernel has none:
+        its window is 1.
+        """
         if isinstance(self.conv, SeparableConv):
-            return {"kernels": (self.conv.down.weight * self.conv.across.weight).detach()[:, 0]}
-        return {"kernels": self.conv.filter(self.conv.taps_for(grid)).detach().movedim(-1, 0)}
+            kernels = (self.conv.down.weight * self.conv.across.weight).detach()[:, 0]
+            return {"kernels": kernels, "window": torch.ones_like(kernels)}
+        filter, taps = self.conv.filter, self.conv.taps_for(grid)
+        window = filter.window(filter.resample(filter.distance.detach(), taps))
+        shown = {"kernels": filter(taps), "window": window}
+        return {name: values.detach().movedim(-1, 0) for name, values in shown.items()}
+
+    def kernel_sources(self) -> tuple[nn.Module, ...]:
+        return (self.conv.down, self.conv.across) if isinstance(self.conv, SeparableConv) else (self.conv.filter,)
 
 
 def sequence_stage(options: HyenaOptions, dim: int, depth: int, grid: Grid, *, causal: bool) -> StageParts:

@@ -64,6 +64,10 @@ class Path(NamedTuple):
     mirrored: bool = False
     backwards: bool = False
 
+    def __str__(self) -> str:
+        corner = {False: ("top left", "bottom right"), True: ("top right", "bottom left")}
+        return f"{'columns' if self.columns else 'rows'} from {corner[self.mirrored][self.backwards]}"
+
     def arrange(self, tokens: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
         """Tokens in the order of the walk, and the grid that the image then lies on."""
         if not any(self):
@@ -126,7 +130,7 @@ class Mlstm(Mixer):
     mixes_channels = True
     mixes_class_tokens = True
     initialises_itself = True
-    explains = ("input_gate", "forget_gate")
+    explains = ("input_gate", "forget_gate", "decay")
 
     def __init__(self, dim: int, options: MlstmOptions, path: Path) -> None:
         super().__init__()
@@ -134,6 +138,7 @@ class Mlstm(Mixer):
         heads = divisor_of(inner, options.heads)
         block, bias = divisor_of(inner // heads, options.block), bool(options.bias)
         self.path, self.heads, self.form, self.chunk = path, heads, options.form, options.chunk
+        self.direction = str(path)
         self.spread = options.class_tokens == "spread"
         self.causal = options.conv == "causal_1d"
         self.up = nn.Linear(dim, inner, bias=bias)
@@ -229,13 +234,23 @@ class Mlstm(Mixer):
         return mixed.addcmul_(source, self.skip).mul_(F.silu(gate, inplace=is_plain(self.gate)))
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
-        """What is written and what is kept at every token, between 0 and 1 for the forget gate, (B, heads, N)."""
+        """What is written and what is kept at every token, and how much is left at the end of the walk of what was
+        written there; (B, heads, N), between 0 and 1 but for the input gate, which has no upper bound.
+        """
         walk_tokens, walk = self.path.arrange(tokens, grid)
         value_source = self.up(walk_tokens)
         source = F.silu(self.convolve(value_source, walk))
-        shown = [gate.permute(1, 2, 0) for gate in self.gates(source, value_source)]  # (B, T, heads)
-        input_gate, forget_gate = (self.path.restore(gate, walk).transpose(1, 2) for gate in shown)
-        return {"input_gate": input_gate.exp(), "forget_gate": forget_gate.sigmoid()}
+        write, keep = self.gates(source, value_source)  # (heads, B, T)
+        shown = (write.exp(), keep.sigmoid(), self.left_at_the_end(keep, walk))
+        placed = (self.path.restore(gate.permute(1, 2, 0), walk).transpose(1, 2) for gate in shown)
+        return dict(zip(self.explains, placed, strict=True))
+
+    def left_at_the_end(self, keep: Tensor, walk: Grid) -> Tensor:
+        """The product of the forget gates behind every token, in the order in which the walk visits them."""
+        spread = self.spread and walk.prefix > 0
+        kept = F.logsigmoid(to_visit(keep, walk) if spread else keep)
+        behind = F.pad(kept.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
+        return (from_visit(behind, walk) if spread else behind).exp()
 
 
 class HeadNorm(nn.Module):

@@ -45,6 +45,9 @@ class SepConv(Mixer):
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         return {"kernels": self.depthwise.weight.detach().squeeze(1).clone()}  # (hidden, kernel, kernel)
 
+    def kernel_sources(self) -> tuple[nn.Module, ...]:
+        return (self.depthwise,)
+
 
 @MIXERS.register("sepconv", SepConvOptions)
 def build_stage(options: SepConvOptions, dim: int, depth: int, reference_grid: Grid) -> StageParts:

@@ -87,3 +87,19 @@ def test_windows_get_their_share_of_the_heads(heads: int, split: list[int]) -> N
 def test_impossible_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MIXERS.parse({"name": "convattention", **options})
+
+
+@pytest.mark.parametrize("softmax_query", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_explained_factors_are_the_attention(scaled: bool, softmax_query: bool) -> None:
+    """Their product over the values is what the mixer mixes, but for the encoding of relative positions."""
+    choice = MIXERS.parse(
+        {"name": "convattention", "relative_position": False, "scaled": scaled, "softmax_query": softmax_query}
+    )
+    mixer: Any = MIXERS.builder(choice)(choice.options, 32, 1, Grid(4, 4)).blocks[0].branches[0]
+    grid = Grid(3, 4, prefix=1)
+    tokens = torch.randn(2, grid.tokens, 32)
+    shown = mixer.explain(tokens, grid)
+    value = mixer.split(tokens)[2].unflatten(2, (8, 4)).transpose(1, 2)
+    mixed = (shown["query_factor"] @ shown["key_factor"].mT) @ value
+    torch.testing.assert_close(mixer.project(mixed.transpose(1, 2).flatten(2)), mixer(tokens, grid))

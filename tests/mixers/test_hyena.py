@@ -362,3 +362,23 @@ def test_forward_derivatives_pass_through_kept_filters() -> None:
 
         tangent = torch.func.jvp(run, (bias,), (torch.ones_like(bias),))[1]
     assert tangent.abs().sum() > 0
+
+
+# -- what it shows about itself ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["hyena", "hyena_bidirectional", "hyena_pixel"])
+def test_the_explained_kernel_is_the_network_times_the_explained_window(name: str) -> None:
+    mixer, grid = build(name), Grid(7, 4)
+    shown = mixer.explain(torch.empty(0), grid)
+    conv = long_conv(mixer)
+    positions = conv.filter.resample(conv.filter.positions, conv.taps_for(grid))
+    bare = conv.filter.network(positions).movedim(-1, 0)
+    torch.testing.assert_close(shown["kernels"], bare * shown["window"])
+
+
+def test_an_explicit_kernel_has_no_window() -> None:
+    mixer = build("hyena_pixel", filter="separable", kernel=(3, 5))
+    shown = mixer.explain(torch.empty(0), REFERENCE)
+    assert shown["kernels"].shape == (6, 3, 5)
+    assert (shown["window"] == 1).all()

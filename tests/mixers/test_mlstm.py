@@ -162,9 +162,43 @@ def test_gates_are_explained_where_their_tokens_lie() -> None:
     plain, turned = layer(conv="none"), layer(Path(columns=True, mirrored=True), conv="none")
     turned.load_state_dict(plain.state_dict())
     tokens = torch.randn(1, 12, 16)
-    for name, shown in plain.explain(tokens, grid).items():
+    for name in ("input_gate", "forget_gate"):
+        shown = plain.explain(tokens, grid)[name]
         assert shown.shape == (1, 4, 12)
         torch.testing.assert_close(turned.explain(tokens, grid)[name], shown)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+@pytest.mark.parametrize("path", SEEN)
+def test_decay_is_what_the_forget_gates_behind_a_token_leave(path: Path, prefix: int) -> None:
+    """Against a walk that is written out: which tokens come behind each one, class tokens in their places."""
+    grid, made = Grid(3, 3, prefix), layer(path)
+    shown = made.explain(torch.randn(2, grid.tokens, 16), grid)
+    numbers = torch.arange(grid.tokens)[None, :, None].float()
+    walked, walk = path.arrange(numbers, grid)
+    order = to_visit(walked[None], walk).flatten().long() if prefix else walked.flatten().long()
+    for step, token in enumerate(order.tolist()):
+        left = shown["forget_gate"][:, :, order[step + 1 :]].prod(-1)
+        torch.testing.assert_close(shown["decay"][:, :, token], left, atol=1e-6, rtol=1e-4)
+
+
+def test_a_walk_backwards_keeps_the_first_patch_best() -> None:
+    grid, tokens = Grid(4, 5), torch.randn(1, 20, 16)
+    forwards = layer().explain(tokens, grid)["decay"]
+    backwards = layer(Path(backwards=True)).explain(tokens.flip(1), grid)["decay"]
+    assert (forwards.diff(dim=-1) >= 0).all()
+    assert (backwards.diff(dim=-1) <= 0).all()
+    torch.testing.assert_close(backwards.flip(-1), forwards)
+
+
+def test_directions_have_names() -> None:
+    assert [str(path) for path in paths("quad")] == [
+        "rows from top left",
+        "rows from bottom right",
+        "columns from top left",
+        "columns from bottom right",
+    ]
+    assert str(Path(mirrored=True)) == "rows from top right"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,155 @@
+"""`mixlab kernels`, `truncate` and `look`: inside the model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from mixlab.cli.arguments import need
+from mixlab.cli.findings import add_output_arguments, put_out
+from mixlab.cli.printing import parse_size, wide_open
+from mixlab.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    from mixlab.evals.subjects import Subject
+
+MODEL = "a model, NAME=WEIGHTS or a weight file"
+
+
+def add_model_arguments(parser: ArgumentParser, model: str) -> None:
+    parser.add_argument("model", help=model)
+    parser.add_argument("--image-size", default=None, help="a side or HEIGHTxWIDTH; default: the model's own")
+    parser.add_argument("--member", type=int, default=None, help="of an ensemble, from 0")
+
+
+def subject_of(arguments: Namespace) -> "Subject":
+    """The model that was asked for, or one member of it."""
+    from mixlab.ensemble import Ensemble
+    from mixlab.evals.subjects import of_backbone, open_subject
+    from mixlab.report.findings import check_folder
+
+    if arguments.out is not None:
+        check_folder(arguments.out)
+    size = None if arguments.image_size is None else parse_size(arguments.image_size)
+    subject = open_subject(arguments.model, image_size=size)
+    if arguments.member is None:
+        return subject
+    if not isinstance(subject.model, Ensemble):
+        raise ConfigError(f"{subject.name!r} is a single model: leave out --member.")
+    members = subject.model.members
+    require(0 <= arguments.member < len(members), f"a member from 0 to {len(members) - 1}; got {arguments.member}.")
+    member = members[arguments.member]
+    return of_backbone(member.config.name, member, size, trained=subject.trained)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for people, nothing for pipes."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not wide_open()) as bar:
+        task = bar.add_task(title, total=None)
+
+        def told(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield told
+
+
+def kernels_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        description="The kernels that a model has learned, and how far they reach. "
+        "Example: mixlab kernels run/final.safetensors --out kernels"
+    )
+    add_model_arguments(parser, MODEL)
+    parser.add_argument("--block", default=None, help="draw its channels one by one, such as stages.0.blocks.1")
+    add_output_arguments(parser)
+    return parser
+
+
+def kernels(arguments: Namespace) -> None:
+    """Show the kernels that a model has learned and how far they reach."""
+    from mixlab.evals.kernels import look_at_kernels
+
+    found, figures = look_at_kernels(subject_of(arguments), block=arguments.block)
+    put_out(found, arguments, figures)
+
+
+def truncate_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        description="Accuracy when the kernels of one stage at a time are cut. "
+        "Example: mixlab truncate run/final.safetensors digits --out truncate"
+    )
+    add_model_arguments(parser, MODEL)
+    parser.add_argument("data", help="digits, cifar10:PATH, a folder, a list, shards, ...")
+    parser.add_argument("--shares", nargs="*", type=float, default=None, help="of the kernel's size that are kept")
+    parser.add_argument("--stages", nargs="*", type=int, default=None, help="default: every stage with kernels")
+    parser.add_argument("--split", default="val", choices=["train", "val", "test"])
+    parser.add_argument("--images", type=int, default=None, help="only the first so many")
+    parser.add_argument("--batch", type=int, default=64, help="images at once")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--device", default="auto")
+    add_output_arguments(parser)
+    return parser
+
+
+def truncate(arguments: Namespace) -> None:
+    """Measure accuracy with truncated kernels."""
+    from mixlab.evals.truncation import SHARES, truncation_curves
+
+    names = ("stages", "split", "images", "batch", "workers", "device")
+    settings: dict[str, Any] = {name: arguments[name] for name in names}
+    shares = SHARES if arguments.shares is None else arguments.shares
+    with progress("Truncating") as watch:
+        found, figures = truncation_curves(
+            subject_of(arguments), arguments.data, shares=shares, watch=watch, **settings
+        )
+    put_out(found, arguments, figures)
+
+
+def look_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        description="Pictures of what a model sees: attention, gates, Grad-CAM, integrated gradients, feature maps. "
+        "Example: mixlab look run/final.safetensors cat.jpg --out look"
+    )
+    add_model_arguments(parser, f"{MODEL}, or timm:NAME for gradcam, gradients and features")
+    parser.add_argument("images", nargs="+", help="image files")
+    parser.add_argument(
+        "--what",
+        nargs="*",
+        default=None,
+        help="gradcam, gradients, attention, gates, features; default: gradcam and what the model can explain",
+    )
+    parser.add_argument("--block", default=None, help="single heads or channels of a place, such as stages.3.blocks.0")
+    parser.add_argument("--target", default=None, help="a class by name or number; default: what the model says")
+    parser.add_argument("--query", default=None, help="whose attention: DOWN,RIGHT as shares, such as 0.5,0.5")
+    parser.add_argument("--steps", type=int, default=50, help="of integrated gradients")
+    add_output_arguments(parser)
+    return parser
+
+
+def look(arguments: Namespace) -> None:
+    """Draw what a model sees in images."""
+    from mixlab.evals.look import look_at
+
+    need(arguments, "out")
+    names = ("what", "block", "target", "steps")
+    settings: dict[str, Any] = {name: arguments[name] for name in names}
+    with progress("Looking") as watch:
+        found, figures = look_at(
+            subject_of(arguments), arguments.images, query=parse_place(arguments.query), watch=watch, **settings
+        )
+    put_out(found, arguments, figures)
+
+
+def parse_place(text: str | None) -> tuple[float, float] | None:
+    """'0.5,0.25' as (0.5, 0.25)."""
+    if text is None:
+        return None
+    try:
+        down, right = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"A query is DOWN,RIGHT as shares of the image, such as 0.5,0.5; got {text!r}.") from None
+    return down, right
