@@ -27,14 +27,15 @@ GREY_WITH_ALPHA = ("LA", "La")
 GREY = ("1", "L")
 
 
-def decode(source: Path | bytes | BinaryIO, *, name: str = "") -> Image.Image:
+def decode(source: Path | bytes | BinaryIO, *, name: str = "", formats: list[str] | None = None) -> Image.Image:
     """The first frame, upright, in mode L or RGB; transparency becomes white.
 
     Whatever is wrong with the file, the error is `UnreadableImage` and names it (`name`, if the source has no path).
+    `formats` are the ones that are taken, in Pillow's words; by default all that it knows.
     """
     name = name or (str(source) if isinstance(source, Path) else getattr(source, "name", "") or "image in memory")
     try:
-        with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=formats) as image:
             refuse_bomb(image)
             image.load()
             stored = image.mode

@@ -12,8 +12,9 @@ from PIL import Image
 
 from mixlab.data.dense import Annotated, Objects
 from mixlab.data.images import decode
+from mixlab.data.kinds import Array
 from mixlab.data.loader import Loader
-from mixlab.data.object_transforms import eval_object_transform, restored
+from mixlab.data.object_transforms import Target, eval_object_transform, restored
 from mixlab.data.open_dense import open_dense
 from mixlab.dense.base import DenseModel
 from mixlab.dense.detector import DetectorConfig
@@ -115,24 +116,37 @@ def picture_names(paths: Sequence[Path], folder: Path) -> list[Path]:
 
 def seen_pixels(model: Segmenter, image: Image.Image) -> tuple[Image.Image, dict[str, Any]]:
     """The picture, and the share of every class that is in it."""
-    mask = segment(model, image)
-    values, counts = np.unique(mask, return_counts=True)
-    names = model.class_names or tuple(str(index) for index in range(model.config.num_classes))
-    shares = {
-        names[value]: count / mask.size for value, count in zip(values, counts, strict=True) if value < len(names)
-    }
+    mask, names = segment(model, image), names_of(model)
+    shares = {names[number]: share for number, share in class_shares(mask, len(names)).items()}
     return draw_mask(image, mask, names), {"classes": shares}
 
 
-@torch.inference_mode()
+def class_shares(mask: Array, classes: int) -> dict[int, float]:
+    """The share of the pixels of every class that is there; pixels without a class count in the whole only."""
+    values, counts = np.unique(mask, return_counts=True)
+    rows = zip(values.tolist(), counts.tolist(), strict=True)
+    return {value: count / mask.size for value, count in rows if value < classes}
+
+
+def names_of(model: DenseModel) -> tuple[str, ...]:
+    return model.class_names or tuple(str(index) for index in range(model.config.num_classes))
+
+
 def seen(model: DenseModel, image: Image.Image, threshold: float) -> tuple[Image.Image, dict[str, Any]]:
     """The picture, and every object in it."""
-    none = Objects(torch.zeros(0, 4), torch.zeros(0).long(), None, torch.zeros(0).bool(), torch.zeros(0))
-    tensor, target = detection_transform(model)(Annotated(image, none))
-    prediction = restored(model([tensor.to(next(model.parameters()).device)])[0], target)
-    kept = {name: value[prediction["scores"] >= threshold].cpu() for name, value in prediction.items()}
-    names = model.class_names or tuple(str(index) for index in range(model.config.num_classes))
+    kept, names = restored(*detect(model, image, threshold)), names_of(model)
     picture = draw_objects(image, kept["boxes"], kept["labels"], kept["scores"], kept.get("masks"), names)
     rows = zip(kept["boxes"].tolist(), kept["labels"].tolist(), kept["scores"].tolist(), strict=True)
     objects = [{"class": names[label], "score": score, "box": box} for box, label, score in rows]
     return picture, {"objects": objects}
+
+
+@torch.inference_mode()
+def detect(model: DenseModel, image: Image.Image, threshold: float) -> tuple[Target, Target]:
+    """The objects in an image with at least this score, on the CPU, as the model saw them; and what `restored` needs
+    to take them (or some of them: masks of a large photo are large) back to the image's own pixels.
+    """
+    none = Objects(torch.zeros(0, 4), torch.zeros(0).long(), None, torch.zeros(0).bool(), torch.zeros(0))
+    tensor, target = detection_transform(model)(Annotated(image, none))
+    prediction = model([tensor.to(next(model.parameters()).device)])[0]
+    return {name: value[prediction["scores"] >= threshold].cpu() for name, value in prediction.items()}, target

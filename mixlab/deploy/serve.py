@@ -1,0 +1,207 @@
+"""A model behind HTTP: a page for people, JSON for programs. Needs the extra `serve`."""
+
+import contextlib
+import importlib.util
+import ipaddress
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mixlab.backbone import Backbone
+from mixlab.dense.base import DenseModel
+from mixlab.errors import ConfigError, MixlabError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+Model = str | PathLike[str] | Backbone | DenseModel
+
+LIBRARIES = ("fastapi", "uvicorn", "python_multipart", "captum")
+BATCH, WAIT_MS = 16, 4.0
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+CONNECTIONS = 1000  # open at once; more are turned away
+GRACE_SECONDS = 5  # beyond the time limit of requests, for answers on their way
+
+
+def create_app(
+    model: Model,
+    *,
+    token: str | None = None,
+    local: bool = True,
+    batch: int = BATCH,
+    wait_ms: float = WAIT_MS,
+    device: str = "auto",
+    **limits: Any,
+) -> "FastAPI":
+    """The ASGI application, for servers and tests of your own. `limits` are fields of `Limits`.
+
+    Unless there is a token, a `local` application answers only requests that call it localhost: a web page elsewhere
+    could otherwise reach it through the visitor's browser.
+    """
+    need_extra()
+    from mixlab.deploy.serving.app import build_app
+    from mixlab.deploy.serving.limits import Limits
+    from mixlab.deploy.serving.service import Service
+    from mixlab.training.processes import choose_device
+
+    check_token(token)
+    allowed = Limits(**limits)
+    ready = (model if isinstance(model, Backbone | DenseModel) else load(model)).to(choose_device(device, 0))
+    name = ready.config.name if isinstance(ready, Backbone) else ready.backbone.config.name
+    service = Service(ready, name, allowed, batch=batch, wait_ms=wait_ms)
+    return build_app(service, token=token, hosts=LOCAL_NAMES if local and token is None else None)
+
+
+def serve(
+    model: Model,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    watch: Callable[[str], None] | None = None,
+    **options: Any,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C (KeyboardInterrupt), finishing the requests that are under way.
+
+    Port 0 takes a free one; `watch` gets the address once requests are answered. `options` are those of `create_app`.
+    """
+    server, door = prepared(model, host, port, watch or (lambda address: None), options)
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    # uvicorn raises the signal that ended it once more: SIGTERM is a normal end
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        server.run(sockets=[door])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        door.close()
+
+
+@contextlib.contextmanager
+def serving(model: Model, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> Iterator[str]:
+    """Serve from a thread for as long as the context lasts; gives the address."""
+    ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    server, door = prepared(model, host, port, ready.put, options)
+
+    def run() -> None:
+        try:
+            server.run(sockets=[door])
+        finally:
+            ready.put(None)
+
+    thread = threading.Thread(target=run, name="mixlab-serve", daemon=True)
+    thread.start()
+    try:
+        address = ready.get()
+        if address is None:
+            raise MixlabError("The server did not start; the log says why.")
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join()
+        door.close()
+
+
+def prepared(
+    model: Model, host: str, port: int, watch: Callable[[str], None], options: dict[str, Any]
+) -> tuple[Any, socket.socket]:
+    """A server that is not running yet, and the socket it will listen at."""
+    need_extra()
+    import uvicorn
+
+    token: str | None = options.get("token")
+    check_token(token)
+    door = bound(host, port)
+    try:
+        local = is_loopback(door)
+        if not local and token is None:
+            print(f"mixlab: warning: anyone who reaches {host} can use this server. Set a token.", file=sys.stderr)
+        app = create_app(model, local=local, **options)
+        timeout: float = app.state.service.limits.timeout
+        config = uvicorn.Config(
+            app,
+            http=protocol(timeout),
+            ws="none",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=int(timeout) + GRACE_SECONDS,
+        )
+        return announcing(config, address(host, door), watch), door
+    except BaseException:
+        door.close()
+        raise
+
+
+def need_extra() -> None:
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MixlabError(f"Serving needs {', '.join(missing)}: pip install 'mixlab[serve]'.")
+
+
+def load(path: str | PathLike[str]) -> Backbone | DenseModel:
+    from mixlab.dense.files import load_dense, task_of
+    from mixlab.zoo import create_model
+
+    return create_model(weights=path) if task_of(path) == "classification" else load_dense(Path(path))
+
+
+def check_token(token: str | None) -> None:
+    if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
+        raise ConfigError("A token is one or more ASCII letters, digits and signs without spaces.")
+
+
+# -- the socket ----------------------------------------------------------------------------------
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that holds the port before the model is loaded; it listens only when requests can be answered."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"A port is a number from 0 to 65535; got {port}.")
+    try:
+        family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        door = socket.socket(family, kind, number)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(place)
+    except OSError as error:
+        raise ConfigError(f"Cannot serve at {host}, port {port}: {error.strerror or error}. Choose another.") from error
+    return door
+
+
+def is_loopback(door: socket.socket) -> bool:
+    return ipaddress.ip_address(str(door.getsockname()[0]).partition("%")[0]).is_loopback
+
+
+def address(host: str, door: socket.socket) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}"
+
+
+# -- the server ----------------------------------------------------------------------------------
+
+
+def protocol(timeout: float) -> Any:
+    from mixlab.deploy.serving.protocol import PromptProtocol
+
+    return type("Protocol", (PromptProtocol,), {"header_seconds": min(timeout, PromptProtocol.header_seconds)})
+
+
+def announcing(config: Any, place: str, watch: Callable[[str], None]) -> Any:
+    """A uvicorn server that tells its address once it listens."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                watch(place)
+
+    return Server(config)

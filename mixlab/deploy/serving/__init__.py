@@ -1,0 +1,1 @@
+"""The parts of the server that `mixlab.deploy.serve` puts together. They need the extra `serve`."""
