@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mixlab.dense.files import load_dense
     from mixlab.dense.segmenter import create_segmenter
     from mixlab.evals.accuracy import evaluate, predict
+    from mixlab.hub import from_hub, push_to_hub
     from mixlab.tasks.comparison import compare
     from mixlab.tasks.transfer import transfer
     from mixlab.training.run import resume, train
@@ -38,11 +39,13 @@ __all__ = [
     "create_model",
     "create_segmenter",
     "evaluate",
+    "from_hub",
     "list_models",
     "load_dense",
     "load_weights",
     "macs",
     "predict",
+    "push_to_hub",
     "resume",
     "save_weights",
     "train",
@@ -53,8 +56,10 @@ LATER = {  # what only training needs is imported when it is asked for
     "create_detector": "mixlab.dense.detector",
     "create_segmenter": "mixlab.dense.segmenter",
     "evaluate": "mixlab.evals.accuracy",
+    "from_hub": "mixlab.hub",
     "load_dense": "mixlab.dense.files",
     "predict": "mixlab.evals.accuracy",
+    "push_to_hub": "mixlab.hub",
     "resume": "mixlab.training.run",
     "train": "mixlab.training.run",
     "transfer": "mixlab.tasks.transfer",

@@ -1,6 +1,7 @@
 """From a checked config to a model: parts are made first and handed in."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,16 @@ from mixlab.mixers import MIXERS, BlockParts, Shared, StageParts
 from mixlab.position import PositionTable
 from mixlab.stems import Stem, stem
 
+Built = TypeVar("Built", bound=Backbone)
+
 
 def build(config: ModelConfig) -> Backbone:
     """The model that a config describes, with fresh weights."""
+    return build_as(Backbone, config)
+
+
+def build_as(kind: type[Built], config: ModelConfig) -> Built:
+    """The same as a subclass of Backbone."""
     first = stem(config.inherit(config.stem), config.in_channels, config.dims[0])
     grid, stages = first.grid_after(Grid(*config.image_size)), []
     rates = iter(config.drop_path.rates(sum(config.depths)))
@@ -39,7 +47,7 @@ def build(config: ModelConfig) -> Backbone:
     )
     if readout.pool.reads_class_tokens:
         check_class_tokens(config, stages)
-    return Backbone(config, first, stages, build_coscale(config, parallel), readout)
+    return kind(config, first, stages, build_coscale(config, parallel), readout)
 
 
 def check_class_tokens(config: ModelConfig, stages: Sequence[Stage]) -> None:

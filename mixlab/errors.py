@@ -61,3 +61,11 @@ class TrainingError(MixlabError, RuntimeError):
 
 class StoppedEarly(TrainingError):
     """Ctrl-C or a signal ended several runs; what is done is kept."""
+
+
+class HubError(MixlabError, OSError):
+    """Weights that cannot be fetched, or that are not what they are said to be."""
+
+
+class ExportError(MixlabError, RuntimeError):
+    """A model that cannot be exported, or whose export does not compute the same."""

@@ -16,6 +16,7 @@ from mixlab.choices import make
 from mixlab.config import ModelConfig, Reported, override
 from mixlab.ensemble import Average, Ensemble
 from mixlab.errors import ConfigError, near_misses
+from mixlab.released import fetch, find_release, is_released
 
 FILE_KEYS = ("paper", "defaults", "groups", "models")
 
@@ -88,10 +89,17 @@ def create_model(name: str | None = None, *, weights: str | PathLike[str] | None
 
     `overrides` change any field of the config: `num_classes`, `image_size`, `in_channels`, `mixers`, `drop_path`, ...
     Without a name, the file must be one that `save_weights` wrote: it holds the config. With `num_classes`, a
-    classifier of another size in the file is left out and the model's stays fresh.
+    classifier of another size in the file is left out and the model's stays fresh. `weights="released"` fetches the
+    public checkpoint of the model, "released:TAG" another one of them (`mixlab.released`).
     """
     from mixlab import weights as files  # it needs `configure`
 
+    replace_classifier = "num_classes" in overrides
+    if is_released(weights):
+        release = find_release("" if name is None or ensemble_row(name) else name, str(weights))
+        overrides = {**release.overrides, **overrides}
+        model_config(release.model, **overrides)  # a wrong one is told before the download
+        weights = fetch(release)
     model: Backbone
     if name is None:
         if weights is None:
@@ -107,5 +115,5 @@ def create_model(name: str | None = None, *, weights: str | PathLike[str] | None
             members = [build(model_config(member, **overrides)) for member in ensemble.members]
             model = Ensemble(members, name=name, average=ensemble.average)
     if weights is not None:
-        files.load_weights(model, weights, replace_classifier="num_classes" in overrides)
+        files.load_weights(model, weights, replace_classifier=replace_classifier)
     return model

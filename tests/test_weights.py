@@ -15,6 +15,7 @@ from mixlab.grid import Grid
 from mixlab.layouts import CONVERSIONS, layouts
 from mixlab.position import resample_table
 from tests.golden import fill
+from tests.golden.offered import offered
 
 GOLDEN = Path(__file__).parent / "golden"
 # float32 itself is that far from float64 on this record: its values make the norms behind the cell divide by little
@@ -115,6 +116,7 @@ def test_every_layout_rule_matches_a_key_of_the_code_it_is_for() -> None:
     keys |= {key for name in TIMM for key in timm.create_model(name).state_dict()}
     keys |= timm.create_model("deit3_small_patch16_224").state_dict().keys()
     keys |= {f"stages.{at}.layer_scale{number}.scale" for at in ("0.0", "0.blocks.0") for number in (1, 2)}  # ablations
+    keys |= {offered(key) for key in json.loads((GOLDEN / "vil_tiny.json").read_text())["keys"]}
     for layout, rules in layouts().items():
         for pattern, *_ in rules:
             assert any(pattern.fullmatch(key) for key in keys), f"{layout}: {pattern.pattern}"
