@@ -143,14 +143,25 @@ def check_cpu_dtype(dtype: torch.dtype) -> bool:
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """Full precision inside, whatever autocast says outside. A tensor without data has no device to say it of."""
-    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
+    """Full precision inside, whatever autocast says outside. A tensor without data has no device to say it of.
+
+    A graph that is exported would keep the context as a graph of its own, so there is none where autocast is off.
+    """
+    if tensor.is_meta or (is_exported() and not torch.is_autocast_enabled(tensor.device.type)):
+        return nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def is_transformed() -> bool:
     """Whether something other than plain autograd follows the arithmetic: a compiler, a tracer, vmap, forward mode."""
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     return traced or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def is_exported() -> bool:
+    """Whether the arithmetic is being written down as a graph for other programs, not compiled for this one."""
+    asked = getattr(torch.compiler, "is_exporting", None)  # older releases of torch do not say
+    return asked is not None and bool(asked())
 
 
 def may_overwrite() -> bool:

@@ -322,7 +322,7 @@ def test_a_model_without_memory_gets_it_from_the_weights(tmp_path: Path) -> None
     with torch.device("meta"):
         model = mixlab.create_model(weights=tmp_path / "m.safetensors").eval()
     image = torch.randn(1, 3, 32, 32)
-    assert torch.equal(model(image), source(image))
+    torch.testing.assert_close(model(image), source(image))  # a file's tensors are aligned in another way
     assert all(not buffer.is_meta for buffer in model.buffers())
 
 

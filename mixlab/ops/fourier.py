@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mixlab.guards import is_exported
+
 CONSTANTS = 128  # matrices that are kept
 
 
 def constant(make: Callable[..., Tensor], *sizes: int, like: Tensor) -> Tensor:
-    """A matrix of the transform, made once; compiled code makes it at every call, from tables at next to no cost."""
-    if torch.compiler.is_compiling():
+    """A matrix of the transform, made once; compiled code makes it at every call, from tables at next to no cost.
+
+    A graph that is exported holds it as a constant.
+    """
+    if torch.compiler.is_compiling() and not is_exported():
         return make(*sizes, like.device).to(like.dtype)
     return kept_constant(make, sizes, like.dtype, like.device)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.guards import is_transformed, without_autocast
+from mixlab.guards import is_exported, is_transformed, without_autocast
 
 EPS = 1e-6
 CHUNK = 64  # steps that are computed in parallel; the paper's count of operations assumes it (B.2)
@@ -199,7 +199,7 @@ def read_group(
     query, key, value = (cut(sequence, size) for sequence in (query, key, value))  # each (X, chunks, S, D)
     decay = cut(F.logsigmoid(wide(forget_gate))[..., None], size)[..., 0].cumsum(-1)  # (X, chunks, S)
     gain = cut(wide(input_gate)[..., None], size, NEVER)[..., 0] - decay  # as seen from the start of the chunk
-    peak = gain.detach().cummax(-1).values
+    peak = running_max(gain.detach())
     front, after = None, None
     if query.shape[1] > 1 or state is not None or final_state:
         written = written_by_chunks(key, value, decay_weight(gain - peak[..., -1:]).to(dtype))
@@ -216,6 +216,17 @@ def read_group(
     output = output * share if torch.is_grad_enabled() else output.mul_(share)
     output = output.flatten(1, 2)[:, :steps].reshape(*lead, steps, value.shape[-1])
     return output, None if after is None else State(*(part.to(dtype).reshape(lead + part.shape[1:]) for part in after))
+
+
+def running_max(values: Tensor) -> Tensor:
+    """The largest value up to each place of the last axis. ONNX has no such operator: there, by doubling the reach."""
+    if not is_exported():
+        return values.cummax(-1).values
+    reach, places = 1, values.shape[-1]
+    while reach < places:
+        values = torch.cat([values[..., :reach], torch.maximum(values[..., reach:], values[..., :-reach])], -1)
+        reach *= 2
+    return values
 
 
 def rounding(more: Tensor, less: Tensor) -> Tensor:
@@ -343,7 +354,7 @@ def decay_matrix(gain: Tensor, peak: Tensor, first: int = 0) -> Tensor:
 
 def decay_weight(logarithm: Tensor) -> Tensor:
     """exp of at most 0. Below 1e-26 nothing changes a sum, and processors are slow with numbers that underflow."""
-    return logarithm.clamp(LEAST, 0).exp()
+    return logarithm.clamp(LEAST, 0.0).exp()
 
 
 def written_by_chunks(key: Tensor, value: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -369,7 +380,7 @@ def carry(
     sums = decay.cumsum(1)
     level = sums.new_full(sums.shape[:1], NEVER) if start is None else start.stabiliser.to(sums.dtype)
     logs = torch.cat([level[:, None], peak - (sums - decay)], 1)  # (X, 1 + chunks)
-    highest = logs.detach().cummax(1).values
+    highest = running_max(logs.detach())
     weights = decay_matrix(logs, highest).to(written[0].dtype)
     levels = highest + F.pad(sums, (1, 0))
     front = combine(weights[:, :-1], levels[:, :-1], written, start)

@@ -22,7 +22,7 @@ def recurrent_reference(cell: Cell, sequences: Tensor, directions: Sequence[Dire
     for index, weights in enumerate(directions):
         steps = sequences.unbind(1)
         steps = steps[::-1] if index else steps
-        hidden = memory = sequences.new_zeros(len(sequences), weights[1].shape[1])
+        hidden = memory = sequences.new_zeros(sequences.shape[0], weights[1].shape[1])
         states = []
         for step in steps:
             hidden, memory = STEPS[cell](step, hidden, memory, *weights)
@@ -73,7 +73,7 @@ def recurrent(cell: Cell, sequences: Tensor, directions: Sequence[Direction]) ->
             return recurrent(cell, sequences.float(), single)  # type: ignore[arg-type]
     both = len(directions) == 2
     weights = [weight for direction in directions for weight in direction]
-    start = sequences.new_zeros(len(directions), len(sequences), directions[0][1].shape[1])
+    start = sequences.new_zeros(len(directions), sequences.shape[0], directions[0][1].shape[1])
     settings = (weights, True, 1, 0.0, torch.is_grad_enabled(), both, True)
     if cell == "lstm":
         return torch._VF.lstm(sequences, (start, start), *settings)[0]
