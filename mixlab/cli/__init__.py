@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
-from mixlab.cli import data, training, using, zoo
+from mixlab.cli import bench, data, deploying, inside, reporting, robustness, seeing, serving, training, using, zoo
 from mixlab.errors import MixlabError, StoppedEarly
 from mixlab.version import VERSION
 
@@ -20,6 +20,17 @@ VERBS: dict[str, Verb] = {
     "predict": (using.predict, using.predict_parser),
     "compare": (training.compare, training.compare_parser),
     "transfer": (training.transfer, training.transfer_parser),
+    "robustness": (robustness.robustness, robustness.robustness_parser),
+    "resolution": (seeing.resolution, seeing.resolution_parser),
+    "disagree": (seeing.disagree, seeing.disagree_parser),
+    "erf": (seeing.erf, seeing.erf_parser),
+    "look": (inside.look, inside.look_parser),
+    "kernels": (inside.kernels, inside.kernels_parser),
+    "truncate": (inside.truncate, inside.truncate_parser),
+    "bench": (bench.bench, bench.bench_parser),
+    "report": (reporting.report, reporting.report_parser),
+    "export": (deploying.export, deploying.export_parser),
+    "serve": (serving.serve, serving.serve_parser),
     "data": (data.data, data.data_parser),
     "recipes": (data.recipes, data.recipes_parser),
 }

@@ -48,10 +48,10 @@ FREE = {
     *(aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten._unsafe_view, aten.new_zeros),
     *(aten.new_empty, aten.new_ones, aten.new_full, aten.unsafe_split, aten.unsafe_chunk, aten.transpose_),
     *(aten.replication_pad2d, aten.promote_types, aten.linspace, aten.as_strided_),
-    # reductions, pooling, softmax
+    # reductions, pooling, softmax, what is elementwise but not tagged so
     *(aten.sum, aten.mean, aten.amax, aten.amin, aten.cumsum, aten.avg_pool2d, aten.max_pool2d_with_indices),
     *(aten._adaptive_avg_pool2d, aten.upsample_nearest2d),
-    *(aten._softmax, aten._safe_softmax, aten._log_softmax),
+    *(aten._softmax, aten._safe_softmax, aten._log_softmax, aten.log_sigmoid_forward, aten.triu),
 }
 
 

@@ -16,26 +16,25 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mixlab.backbone import Backbone
 from mixlab.config import MIN_SIDE, parse_image_size
 from mixlab.errors import ConfigError, MixlabError, require
-from mixlab.zoo import create_model, ensemble_row
-
-Run = Callable[[], object]
+from mixlab.evals.execution import Execution, Run, random_images, step, wait_for
+from mixlab.zoo import create_model, ensemble_row, list_models
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # what resets VmHWM to VmRSS when it is written to CLEAR
 MEBIBYTE = 2**20
+TIMM = "timm:"
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,13 @@ def measure_speed(
     seconds: float = 1.0,
     rounds: int = 5,
     training: bool = False,
+    in_channels: int | None = None,
 ) -> Speed:
     """Images per second on random images; for training, of forward and backward without an optimiser.
 
     `seconds` is what all rounds take together, after a warm-up as long as one round; a round is at least one batch. The
-    model is left as it was: modes, gradients, buffers. So is the random state.
+    model is left as it was: modes, gradients, buffers. So is the random state. A model that is not Mixlab's needs
+    `in_channels`, such as a subject's `model` the subject's.
     """
     require(
         batch >= 1 and seconds > 0 and rounds >= 1, f"batch, seconds, rounds above 0; got {batch, seconds, rounds}."
@@ -116,7 +117,7 @@ def measure_speed(
     height, width = parse_image_size(image_size)
     device = next(model.parameters()).device
     with untouched(model, training=training):
-        images = random_images(model, batch, height, width)
+        images = random_images(model, batch, height, width, in_channels)
 
         per_round = seconds / rounds
 
@@ -139,31 +140,6 @@ def measure_speed(
 def latency_ms(model: nn.Module, image_size: int | tuple[int, int], *, seconds: float = 1.0, rounds: int = 5) -> float:
     """Milliseconds for one image, inference."""
     return measure_speed(model, image_size, batch=1, seconds=seconds, rounds=rounds).batch_ms
-
-
-def step(model: nn.Module, images: Tensor, *, training: bool) -> None:
-    if not training:
-        with torch.inference_mode():
-            model(images)
-        return
-    with torch.inference_mode(False), torch.enable_grad():
-        model(images).float().square().mean().backward()
-    for parameter in model.parameters():
-        parameter.grad = None
-
-
-def random_images(model: nn.Module, batch: int, height: int, width: int) -> Tensor:
-    backbone = next((part for part in model.modules() if isinstance(part, Backbone)), None)
-    if backbone is None:
-        raise ConfigError(f"Speed is measured of a Mixlab model, or a module that holds one; got {type(model)}.")
-    weight = next(model.parameters())
-    with torch.inference_mode(False):
-        return torch.randn(batch, backbone.config.in_channels, height, width, device=weight.device, dtype=weight.dtype)
-
-
-def wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextlib.contextmanager
@@ -198,23 +174,25 @@ def peak_memory_mb(
     batch: int = 1,
     training: bool = False,
     overrides: Mapping[str, object] | None = None,
+    execution: Mapping[str, object] | None = None,
     limit_seconds: float = 300.0,
 ) -> float:
     """Mebibytes that a model needs on the CPU: its weights, and the peak of what one batch takes beside them.
 
-    `name` is a model or a weight file that `save_weights` wrote. Measured in a process of its own, where nothing else
-    raises the peak; Python and PyTorch themselves are not counted, nor is an optimiser's state. The model is built for
-    `image_size` unless `overrides` say otherwise.
+    `name` is a model, a weight file that `save_weights` wrote, or another text that `open_subject` takes, such as
+    timm:resnet50 (its `overrides` are num_classes and in_channels). `execution` has the fields of an `Execution`
+    beside `training`: dtype, layout, optimiser, whose state then counts. Measured in a process of its own, where
+    nothing else raises the peak; Python and PyTorch themselves are not counted. The model is built for `image_size`
+    unless `overrides` say otherwise.
 
     On Linux the peak starts anew behind a warm-up with one small image. Elsewhere only the highest peak since the start
     of the process is known (`getrusage`), so a batch that needs less than the warm-up counts as nothing.
     """
     require(batch >= 1 and limit_seconds > 0, f"a batch and a time limit above 0; got {batch} and {limit_seconds}.")
     size = parse_image_size(image_size)
-    source = {"weights": str(Path(name).absolute())} if is_file(name) else {"name": str(name)}
-    if "name" in source:
-        ensemble_row(str(name))  # an unknown name is an error here, not only in the child
-    job = {**source, "image_size": size, "batch": batch, "training": training, "threads": torch.get_num_threads()}
+    how = Execution(**{"training": training, **(execution or {})})  # type: ignore[arg-type]
+    job = {**source_of(name), "image_size": size, "batch": batch, "threads": torch.get_num_threads()}
+    job["execution"] = asdict(how)
     try:
         text = json.dumps({**job, "overrides": {"image_size": size, **(overrides or {})}})
     except TypeError as error:
@@ -222,29 +200,46 @@ def peak_memory_mb(
     return run_child(text, str(name), limit_seconds)
 
 
+def source_of(name: str | PathLike[str]) -> dict[str, str]:
+    """What the child builds its model from. An unknown name is an error here, not only there."""
+    text = str(name)
+    if text.startswith(TIMM) or (isinstance(name, str) and text.partition("=")[0] in list_models() and "=" in text):
+        return {"subject": text}
+    if is_file(name):
+        return {"weights": str(Path(name).absolute())}
+    ensemble_row(text)
+    return {"name": text}
+
+
 def is_file(name: str | PathLike[str]) -> bool:
     return isinstance(name, PathLike) or Path(name).is_file() or Path(name).name != name
 
 
 def run_child(job: str, name: str, limit_seconds: float) -> float:
+    return float(child_answer("mixlab.evals.speed", job, f"peak memory of {name!r}", limit_seconds)["mb"])
+
+
+def child_answer(
+    module: str, job: str, what: str, limit_seconds: float, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The JSON that a module prints in a process of its own when it is run with a job; `what` says what it measures."""
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # the child finds what this process finds
-    command = [sys.executable, "-P", "-m", "mixlab.evals.speed", "--child", job]
-    environment = {**os.environ, "PYTHONPATH": paths}
+    command = [sys.executable, "-P", "-m", module, "--child", job]
+    variables = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, env=variables)
     except subprocess.TimeoutExpired as error:
         raise MixlabError(
-            f"The peak memory of {name!r} was not known after {limit_seconds:g} seconds. "
+            f"The {what} was not known after {limit_seconds:g} seconds. "
             f"Take a smaller batch or image, or raise the time limit."
         ) from error
     lines = done.stderr.strip().splitlines() or ["it said nothing"]
     if done.returncode == 2:
-        raise ConfigError(f"The peak memory of {name!r} cannot be measured: {lines[-1]}")
+        raise ConfigError(f"The {what} cannot be measured: {lines[-1]}")
     if done.returncode != 0:
-        raise MixlabError(
-            f"The process that measures the peak memory of {name!r} {describe_exit(done.returncode)}: {lines[-1]}"
-        )
-    return float(json.loads(done.stdout.strip().splitlines()[-1])["mb"])
+        raise MixlabError(f"The process that measures the {what} {describe_exit(done.returncode)}: {lines[-1]}")
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
 
 
 def describe_exit(code: int) -> str:
@@ -256,12 +251,27 @@ def describe_exit(code: int) -> str:
 def measure_memory(job: Mapping[str, Any]) -> float:
     """In the child: weights, and growth of the peak of resident memory over a small warm-up."""
     torch.set_num_threads(job["threads"])
-    model = create_model(job.get("name"), weights=job.get("weights"), **job["overrides"]).train(job["training"])
+    execution = Execution(**job["execution"])
+    execution.check(torch.device("cpu"))
+    model, channels = open_model(job)
+    model = execution.prepare(model)
     held = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers())) / MEBIBYTE
-    step(model, random_images(model, 1, MIN_SIDE, MIN_SIDE), training=job["training"])
+    small = job["image_size"] if "subject" in job else (MIN_SIDE, MIN_SIDE)  # others may take one size only
+    execution.runner(model, execution.images(model, 1, small, channels))()
     before = reset_peak()
-    step(model, random_images(model, job["batch"], *job["image_size"]), training=job["training"])
+    execution.runner(model, execution.images(model, job["batch"], job["image_size"], channels))()
     return held + max(0.0, peak() - before)
+
+
+def open_model(job: Mapping[str, Any]) -> tuple[nn.Module, int | None]:
+    if "subject" not in job:
+        return create_model(job.get("name"), weights=job.get("weights"), **job["overrides"]), None
+    from mixlab.evals.subjects import open_subject
+
+    unknown = set(job["overrides"]) - {"image_size", "num_classes", "in_channels"}
+    require(not unknown, f"overrides image_size, num_classes, in_channels for {job['subject']!r}; got {unknown}.")
+    subject = open_subject(job["subject"], **job["overrides"])
+    return subject.model, subject.in_channels
 
 
 def reset_peak() -> float:

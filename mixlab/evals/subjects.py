@@ -169,7 +169,7 @@ def open_timm(
         name=name if weights is None else f"{name}={weights}",
         model=model.eval(),
         image_size=tuple(settings["input_size"][1:]) if image_size is None else parse_image_size(image_size),
-        in_channels=settings["input_size"][0],
+        in_channels=options.get("in_chans", settings["input_size"][0]),
         num_classes=model.num_classes,
         preprocessing=Preprocessing(
             mean=tuple(settings["mean"]),

@@ -11,6 +11,7 @@ import mixlab
 from mixlab.errors import ConfigError, MixlabError
 from mixlab.evals import speed
 from mixlab.evals.speed import Timing, alternate, latency_ms, measure_speed, peak_memory_mb
+from mixlab.evals.subjects import open_subject
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -133,3 +134,30 @@ def test_without_proc_the_peak_comes_from_getrusage(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(speed, "STATUS", tmp_path / "none")
     monkeypatch.setattr(speed, "CLEAR", tmp_path / "none" / "none")
     assert speed.reset_peak() >= 0.9 * known
+
+
+def test_a_model_of_timm_has_a_speed_with_its_channels() -> None:
+    subject = open_subject("timm:resnet18", num_classes=3)
+    found = measure_speed(subject.model, 32, batch=2, seconds=0.01, rounds=1, in_channels=subject.in_channels)
+    assert found.images_per_second > 0
+
+
+def test_peak_memory_of_a_model_of_timm_in_another_dtype() -> None:
+    single = peak_memory_mb("timm:resnet18", 64, overrides={"num_classes": 3})
+    half = peak_memory_mb("timm:resnet18", 64, overrides={"num_classes": 3}, execution={"dtype": "float16"})
+    weights = 11.18e6 * 4 / 2**20
+    assert weights < single < weights + 40
+    assert half < single - weights / 3
+
+
+def test_peak_memory_counts_the_state_of_an_optimiser() -> None:
+    words = {"batch": 2, "training": True}
+    plain = peak_memory_mb("caformer_pico", 32, **words)  # type: ignore[arg-type]
+    moments = peak_memory_mb("caformer_pico", 32, execution={"optimiser": "adamw"}, **words)  # type: ignore[arg-type]
+    weights = sum(parameter.nbytes for parameter in mixlab.create_model("caformer_pico").parameters()) / 2**20
+    assert moments > plain + weights
+
+
+def test_peak_memory_of_an_unknown_model_of_timm_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="timm has no model 'resnet1'"):
+        peak_memory_mb("timm:resnet1", 32)

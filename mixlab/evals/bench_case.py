@@ -1,0 +1,191 @@
+"""One model under one setting: what is measured, and the row that it becomes."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from mixlab.errors import MixlabError, require
+from mixlab.evals.compile_time import compile_time
+from mixlab.evals.execution import Execution, Run
+from mixlab.evals.speed import MEBIBYTE, Timing, peak_memory_mb
+from mixlab.evals.subjects import open_subject
+from mixlab.evals.turns import Plan, Ratio, percentiles, take_turns
+from mixlab.report.results import describe_machine
+
+SKIPPABLE = ("memory", "compile_time")
+LATENCY_RUNS = 100  # what the 99th percentile takes
+LATENCY_TIME = 5.0  # how many times the plan's seconds they may take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One model under one setting."""
+
+    model: str
+    image_size: tuple[int, int]
+    batch: int
+    execution: Execution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What all cases of a bench have in common."""
+
+    against: str | None = None
+    device: torch.device = torch.device("cpu")
+    plan: Plan = Plan()
+    skip: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.skip) - set(SKIPPABLE))
+        require(not unknown, f"measurements to skip among {', '.join(SKIPPABLE)}; got {unknown}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """What a case costs; None where it was not measured, and then `reason` may say why.
+
+    `images_per_second` and `best_ms` are of the best run, `spread` says how much slower the slowest was. Percentiles
+    are the latency of one image. `ratio` is the median over pairs: how many times as fast as `against`.
+    """
+
+    model: str
+    mode: str  # "inference" or "training"
+    image_size: tuple[int, int]
+    batch: int
+    dtype: str
+    layout: str
+    compiled: bool
+    optimiser: str
+    device: str
+    threads: int
+    machine: str
+    warmup: int  # runs
+    repeats: int = 0
+    images_per_second: float | None = None
+    best_ms: float | None = None
+    median_ms: float | None = None
+    spread: float | None = None
+    p50_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
+    peak_mb: float | None = None
+    compile_cold_s: float | None = None
+    compile_warm_s: float | None = None
+    trivial_cold_s: float | None = None
+    trivial_warm_s: float | None = None
+    against: str | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    ratio_best: float | None = None
+    reason: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        return {**asdict(self), "image_size": list(self.image_size)}
+
+
+def measure_case(case: Case, conditions: Conditions) -> BenchRow:
+    """The costs of one case. Memory comes first, in a process of its own: what does not fit dies there, not here."""
+    case.execution.check(conditions.device)
+    peak = peak_of(case, conditions)
+    runs = {"own": ready(case.model, case, conditions.device)}
+    if conditions.against is not None:
+        runs["peer"] = ready(conditions.against, case, conditions.device)
+    seconds = take_turns(runs, plan_for(case, runs["own"], conditions.plan))
+    if conditions.device.type == "cuda":
+        peak = cuda_peak(runs["own"], conditions.device)
+    found = {**timing_of(seconds["own"], case), "peak_mb": peak, **compiling(case, conditions)}
+    if conditions.against is not None:
+        ratio = Ratio.of(seconds["own"], seconds["peer"])
+        found |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "ratio_best": ratio.best}
+    return row_of(case, conditions, **found)
+
+
+def row_of(case: Case, conditions: Conditions, **found: Any) -> BenchRow:
+    how = case.execution
+    return BenchRow(
+        model=case.model,
+        mode="training" if how.training else "inference",
+        image_size=case.image_size,
+        batch=case.batch,
+        **{name: getattr(how, name) for name in ("dtype", "layout", "compiled", "optimiser")},
+        device=str(conditions.device),
+        threads=torch.get_num_threads(),
+        machine=machine_line(),
+        warmup=conditions.plan.warmup,
+        against=conditions.against,
+        **found,
+    )
+
+
+def machine_line() -> str:
+    about = describe_machine()
+    return f"{about['processor']}, {about['cores']} cores, PyTorch {about['PyTorch']}"
+
+
+def ready(model: str, case: Case, device: torch.device) -> Run:
+    """One run of a model as the case says."""
+    subject = open_subject(model, image_size=case.image_size).to(device)
+    prepared = case.execution.prepare(subject.model)
+    images = case.execution.images(prepared, case.batch, case.image_size, subject.in_channels)
+    return case.execution.runner(prepared, images)
+
+
+def plan_for(case: Case, run: Run, plan: Plan) -> Plan:
+    """Latency percentiles take more runs than a mean, as long as they do not take too long."""
+    if case.batch != 1 or case.execution.training:
+        return plan
+    run()
+    start = time.perf_counter()
+    run()
+    affordable = LATENCY_RUNS * (time.perf_counter() - start) <= LATENCY_TIME * plan.seconds
+    least = min(max(plan.least, LATENCY_RUNS), plan.most) if affordable else plan.least
+    return Plan(**{**asdict(plan), "least": least})
+
+
+def timing_of(seconds: Sequence[float], case: Case) -> dict[str, Any]:
+    timing = Timing.of(seconds)
+    found: dict[str, Any] = {
+        "repeats": timing.rounds,
+        "images_per_second": case.batch / timing.best,
+        "best_ms": 1e3 * timing.best,
+        "median_ms": 1e3 * timing.median,
+        "spread": timing.spread,
+    }
+    if case.batch == 1 and not case.execution.training:
+        shares = percentiles(seconds).items()
+        found |= {f"{name}_ms": None if value is None else 1e3 * value for name, value in shares}
+    return found
+
+
+def peak_of(case: Case, conditions: Conditions) -> float | None:
+    """Mebibytes on a CPU; an error if that, and as much for a peer, is not free. Compiled code is not asked."""
+    from mixlab.training.fits import free_bytes
+
+    if conditions.device.type != "cpu" or case.execution.compiled or "memory" in conditions.skip:
+        return None
+    peak = peak_memory_mb(case.model, case.image_size, batch=case.batch, execution=asdict(case.execution))
+    free, copies = free_bytes(conditions.device), 1 if conditions.against is None else 2
+    if free is not None and copies * peak > free / MEBIBYTE:
+        beside = "" if copies == 1 else " and the peer about as much"
+        raise MixlabError(f"It needs {peak:.0f} MB{beside}, but only {free / MEBIBYTE:.0f} MB are free.")
+    return peak
+
+
+def cuda_peak(run: Run, device: torch.device) -> float:
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    return torch.cuda.max_memory_allocated(device) / MEBIBYTE
+
+
+def compiling(case: Case, conditions: Conditions) -> dict[str, float]:
+    """Compile times of a case that is compiled, unless they are skipped."""
+    if not case.execution.compiled or "compile_time" in conditions.skip or conditions.device.type != "cpu":
+        return {}
+    found = compile_time(case.model, case.image_size, batch=case.batch, execution=case.execution)
+    trivial = {"trivial_cold_s": found.trivial_cold, "trivial_warm_s": found.trivial_warm}
+    return {"compile_cold_s": found.cold, "compile_warm_s": found.warm, **trivial}

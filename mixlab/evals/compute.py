@@ -1,0 +1,287 @@
+"""What models cost without running them: MACs against resolution, and all the arithmetic of a training recipe."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from mixlab.backbone import Backbone
+from mixlab.config import parse_image_size
+from mixlab.ensemble import Ensemble
+from mixlab.errors import ConfigError, require
+from mixlab.evals.bench import Watch, run_all
+from mixlab.evals.bench_figures import Curve, bars, colours_of, scaling_curves
+from mixlab.evals.macs import MacCounter, macs_by_part, on_meta
+from mixlab.evals.scaling import exponent
+from mixlab.evals.subjects import Subject, open_subject
+from mixlab.layers import Residual
+from mixlab.report.findings import Finding, Picture, finding
+from mixlab.report.svg import need
+from mixlab.training.recipe import Recipe, load_recipe
+from mixlab.zoo import create_model, list_models
+
+SIZES = (128, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
+IMAGENET = 1_281_167  # training images of ImageNet-1K
+BACKWARD = 2  # forward passes that a backward pass costs: one for the inputs, one for the weights
+TFLOPS = 100.0  # a third of what an A100 does at its best in bf16
+
+
+# -- MACs against resolution ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeRow:
+    model: str
+    image_size: tuple[int, int]
+    macs: int | None = None
+    reason: str = ""
+
+
+def count_macs(model: str, image_size: int | tuple[int, int]) -> int:
+    """Of one image, for any text that `open_subject` takes, built for this size."""
+    size = parse_image_size(image_size)
+    if model in list_models():
+        with torch.device("meta"):
+            return sum(macs_by_part(create_model(model, image_size=size), size).values())
+    subject = open_subject(model, image_size=size)
+    if isinstance(subject.model, Backbone):
+        return sum(macs_by_part(subject.model, size).values())
+    return count_foreign(subject, size)
+
+
+def count_foreign(subject: Subject, size: tuple[int, int]) -> int:
+    """Of a model that is not Mixlab's, by the same rules."""
+    shadow = on_meta(subject.model)
+    counter = MacCounter()
+    with counter, torch.no_grad():
+        shadow(torch.empty(1, subject.in_channels, *size, device="meta"))
+    return sum(counter.counts.values())
+
+
+def macs_against_resolution(
+    models: Sequence[str], *, sizes: Sequence[int | tuple[int, int]] = SIZES, watch: Watch | None = None
+) -> tuple[Finding, dict[str, Any]]:
+    """MACs per image over sizes; the exponent is that of the number of pixels, over the upper half of the sizes."""
+    need("matplotlib.figure")
+    require(bool(models and sizes), "at least one model and one size.")
+    known = list(dict.fromkeys(map(parse_image_size, sizes)))
+    for model in models:
+        if model not in list_models():
+            open_subject(model)
+    jobs = [(model, size) for model in dict.fromkeys(models) for size in known]
+    rows, interrupted = run_all(
+        jobs,
+        lambda job: SizeRow(model=job[0], image_size=job[1], macs=count_macs(*job)),
+        lambda job, reason: SizeRow(model=job[0], image_size=job[1], reason=reason),
+        name=lambda job: f"{job[0]} {job[1][0]}x{job[1][1]}",
+        watch=watch,
+    )
+    return report_sizes(rows, interrupted=interrupted)
+
+
+def report_sizes(rows: Sequence[SizeRow], *, interrupted: bool) -> tuple[Finding, dict[str, Any]]:
+    models = list(dict.fromkeys(row.model for row in rows))
+    slopes = {
+        model: exponent({math.prod(row.image_size): row.macs for row in rows if row.model == model}) for model in models
+    }
+    curves = []
+    for model in models:
+        points = sorted((math.prod(row.image_size) ** 0.5, row.macs) for row in rows if row.model == model and row.macs)
+        if points:
+            told = "" if slopes[model] is None else f": pixels^{slopes[model]:.2f}"
+            curves.append(Curve(model, model + told, [side for side, _ in points], [macs / 1e9 for _, macs in points]))
+    figures = {"macs": scaling_curves({"GMACs per image": curves}, "image side, px")} if curves else {}
+    caption = "multiply-accumulates against resolution; exponents of the number of pixels, over the larger half"
+    found = finding(
+        "bench_macs",
+        f"MACs against resolution of {', '.join(models)}",
+        ["model", "height", "width", "GMACs", "GFLOPs", "exponent", "reason"],
+        [[row.model, *row.image_size, *giga(row.macs), slopes[row.model], row.reason] for row in rows],
+        settings={"interrupted": interrupted, "fit": "upper half of the sizes, of the number of pixels"},
+        data={"rows": [{**asdict(row), "image_size": list(row.image_size)} for row in rows], "exponents": slopes},
+        pictures=tuple(Picture(name=name, caption=caption) for name in figures),
+    )
+    return found, figures
+
+
+def giga(macs: int | None) -> tuple[float | None, float | None]:
+    return (None, None) if macs is None else (macs / 1e9, 2 * macs / 1e9)
+
+
+# -- the arithmetic of a recipe ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """All arithmetic of one model under one recipe, evaluation not included.
+
+    `forward_macs` are of one image. `kept_macs` are what stochastic depth that skips what it drops leaves of them on
+    average (Vision-LSTM, B.2); where it masks, all are computed. A training step costs three times the forward pass.
+    """
+
+    model: str
+    recipe: str
+    image_size: tuple[int, int]
+    drop_path: float
+    drop_path_form: str
+    images: int  # in an epoch
+    epochs: float
+    forward_macs: int
+    kept_macs: float
+    head_macs: int
+    trains_head_only: bool
+
+    @property
+    def step_macs(self) -> float:
+        """Of one image: forward and backward."""
+        if self.trains_head_only:
+            return self.forward_macs + BACKWARD * self.head_macs
+        used = self.kept_macs if self.drop_path_form == "skip" else self.forward_macs
+        return (1 + BACKWARD) * used
+
+    @property
+    def total_flops(self) -> float:
+        return 2 * self.step_macs * self.images * self.epochs
+
+    @property
+    def saving(self) -> float:
+        """The share of a step that skipping dropped blocks saves, or would save."""
+        return 0.0 if self.trains_head_only else 1 - self.kept_macs / self.forward_macs
+
+    def gpu_hours(self, tflops: float) -> float:
+        return self.total_flops / (tflops * 1e12) / 3600
+
+    def plain(self) -> dict[str, Any]:
+        derived = {"step_macs": self.step_macs, "total_flops": self.total_flops, "saving": self.saving}
+        return {**asdict(self), "image_size": list(self.image_size), **derived}
+
+
+def training_compute(
+    model: str, recipe: str | Recipe, *, images: int = IMAGENET, form: str = "skip", num_classes: int = 1000
+) -> Phase:
+    """Of a named Mixlab model; `form` of stochastic depth is "skip" or "mask"."""
+    require(images >= 1, f"1 training image or more; got {images}.")
+    require(form in ("skip", "mask"), f"a form of drop path that is 'skip' or 'mask'; got {form!r}.")
+    if model not in list_models():
+        raise ConfigError(f"The compute of a recipe is counted for named models of Mixlab; got {model!r}.")
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, model=model)
+    if recipe.task != "classification":
+        raise ConfigError(f"The recipe {recipe.name!r} is for {recipe.task}; the compute is counted of classification.")
+    with torch.device("meta"):
+        built = create_model(model, num_classes=num_classes, **options_of(recipe))
+    if isinstance(built, Ensemble):
+        raise ConfigError(f"{model!r} is an ensemble: count its members one by one.")
+    height, width = built.config.image_size
+    other, residuals = macs_by_residual(built, (height, width))
+    return Phase(
+        model=model,
+        recipe=recipe.name,
+        image_size=(height, width),
+        drop_path=built.config.drop_path.rate,
+        drop_path_form=form,
+        images=images,
+        epochs=epochs_of(recipe, images),
+        forward_macs=other + sum(macs for macs, _ in residuals),
+        kept_macs=other + sum(macs * (1 - rate) for macs, rate in residuals),
+        head_macs=macs_by_part(built, (height, width))["head"],
+        trains_head_only=recipe.train_only == "head",
+    )
+
+
+def options_of(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe changes of a model's cost."""
+    drops = {"rate": recipe.drop_path, "schedule": recipe.drop_path_schedule}
+    drops = {key: value for key, value in drops.items() if value is not None}
+    sizes = {} if recipe.image_size is None else {"image_size": recipe.image_size}
+    return {**sizes, **({"drop_path": drops} if drops else {})}
+
+
+def epochs_of(recipe: Recipe, images: int) -> float:
+    """The cool-down included; a schedule in updates as the epochs that it amounts to."""
+    schedule = recipe.schedule
+    length = schedule.epochs if schedule.updates is None else schedule.updates * recipe.batch_size / images
+    return (length or 0) + schedule.cooldown_epochs
+
+
+def macs_by_residual(model: Backbone, size: tuple[int, int]) -> tuple[int, list[tuple[int, float]]]:
+    """MACs outside of what stochastic depth drops, and of each residual branch with its rate.
+
+    Token mixing of parallel blocks is never skipped: what it exchanges belongs to all samples.
+    """
+    shadow = on_meta(model)
+    counter = MacCounter()
+    rates: dict[str, float] = {}
+    for name, module in shadow.named_modules():
+        if isinstance(module, Residual):
+            rates[name] = module.drop_rate
+            module.register_forward_pre_hook(counter.enter(name))
+            module.register_forward_hook(counter.leave)
+    with counter, torch.no_grad():
+        shadow(torch.empty(1, model.config.in_channels, *size, device="meta"))
+    inside = [(counter.counts.get(name, 0), rate) for name, rate in rates.items()]
+    return sum(counter.counts.values()) - sum(macs for macs, _ in inside), inside
+
+
+def compute_of_recipes(
+    models: Sequence[str],
+    recipes: Sequence[str],
+    *,
+    images: int = IMAGENET,
+    form: str = "skip",
+    tflops: float = TFLOPS,
+) -> tuple[Finding, dict[str, Any]]:
+    """The training compute of models; several recipes are phases of one training and add up.
+
+    `tflops` is what a GPU really achieves in this training, in units of 10^12 floating-point operations per second.
+    """
+    need("matplotlib.figure")
+    require(tflops > 0, f"achieved TFLOP/s above 0; got {tflops}.")
+    require(bool(models and recipes), "at least one model and one recipe.")
+    phases = {
+        model: [training_compute(model, recipe, images=images, form=form) for recipe in recipes]
+        for model in dict.fromkeys(models)
+    }
+    figures = {"training_compute": compute_bars(phases)}
+    columns = ["model", "recipe", "px", "epochs", "drop path", "GMACs forward", "GMACs step", "saving", "total EFLOP"]
+    caption = "all floating-point operations of a training, evaluation not included"
+    found = finding(
+        "bench_training_compute",
+        f"Training compute of {', '.join(phases)}",
+        [*columns, f"GPU hours at {tflops:g} TFLOP/s"],
+        [row for model, own in phases.items() for row in rows_of(model, own, tflops)],
+        settings={"images": images, "drop_path_form": form, "tflops": tflops, "step": 1 + BACKWARD},
+        data={"phases": [phase.plain() for own in phases.values() for phase in own]},
+        pictures=tuple(Picture(name=name, caption=caption) for name in figures),
+    )
+    return found, figures
+
+
+def rows_of(model: str, phases: Sequence[Phase], tflops: float) -> list[list[Any]]:
+    rows = [
+        [
+            *(model, phase.recipe, phase.image_size[0], phase.epochs, phase.drop_path),
+            *(phase.forward_macs / 1e9, phase.step_macs / 1e9, phase.saving),
+            *(phase.total_flops / 1e18, phase.gpu_hours(tflops)),
+        ]
+        for phase in phases
+    ]
+    if len(phases) > 1:
+        total, hours = sum(phase.total_flops for phase in phases), sum(phase.gpu_hours(tflops) for phase in phases)
+        empty = [None] * 4
+        rows.append([model, "all", None, sum(phase.epochs for phase in phases), *empty, total / 1e18, hours])
+    return rows
+
+
+def compute_bars(phases: Mapping[str, Sequence[Phase]]) -> Any:
+    entries = []
+    for model, own in phases.items():
+        total = sum(phase.total_flops for phase in own) / 1e18
+        whole = sum(
+            (1 if phase.drop_path_form == "mask" else 1 / (1 - phase.saving)) * phase.total_flops for phase in own
+        )
+        saved = 1 - 1e18 * total / whole
+        entries.append((model, total, f"{total:.3g}" + (f" ({saved:.0%} saved by skipping)" if saved else "")))
+    heading = " + ".join(phase.recipe for phase in next(iter(phases.values())))
+    return bars("Training compute", {heading: entries}, "10^18 floating-point operations", colours_of(list(phases)))
