@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint parity compile-all bench costs counts clean
+.PHONY: help demo test lint browser-test parity compile-all bench costs counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -23,7 +23,11 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/mypy
 
 test: lint ## lint and every quick test (2 cores, about 8 minutes)
-	$(BIN)/python -m pytest -n 2 -m "not heavy"
+	$(BIN)/python -m pytest -n 2 -m "not heavy and not browser"
+
+browser-test: $(INSTALLED) ## the pages in a headless Chromium, which it finds or gets (70 MB)
+	$(BIN)/python -m tests.browser.chromium
+	$(BIN)/python -m pytest -m browser -rs tests/browser
 
 parity: $(INSTALLED) ## every model at full size beside timm, forward and backward (8 GB, about 20 minutes)
 	$(BIN)/python -m pytest -m heavy tests/test_full_size.py tests/test_distributed.py

@@ -1,7 +1,9 @@
-"""Comparisons of models: the numbers, what they recommend, and the table and page made from them."""
+"""Comparisons of models: the numbers, what they recommend, the tables made from them, and pages of any results."""
 
 from mixlab.report.frontier import Recommendation, frontier, recommend
 from mixlab.report.page import render_page, write_page
+from mixlab.report.report import Report, collect
+from mixlab.report.report_page import render_report, write_report
 from mixlab.report.results import (
     Budget,
     Comparison,
@@ -19,6 +21,8 @@ __all__ = [
     "ModelResult",
     "Point",
     "Recommendation",
+    "Report",
+    "collect",
     "comparison_rows",
     "csv_text",
     "describe_machine",
@@ -27,8 +31,10 @@ __all__ = [
     "read_comparison",
     "recommend",
     "render_page",
+    "render_report",
     "write_comparison",
     "write_csv",
     "write_markdown",
     "write_page",
+    "write_report",
 ]

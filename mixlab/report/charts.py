@@ -1,7 +1,7 @@
 """The pictures of a comparison: learning curves, and accuracy against each cost."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +26,20 @@ class Look:
     dashes: str
 
 
-def looks(models: Sequence[ModelResult]) -> dict[str, Look]:
+def looks(names: Iterable[str]) -> dict[str, Look]:
     return {
-        model.name: Look(
+        name: Look(
             SERIES[index % len(SERIES)],
             MARKERS[index % len(MARKERS)],
             ("-", "--", ":", "-.")[index // len(SERIES) % 4],
         )
-        for index, model in enumerate(models)
+        for index, name in enumerate(names)
     }
+
+
+def legend(names: Iterable[str], prefix: str) -> dict[str, str]:
+    """The swatch of each name."""
+    return {name: swatch(look, f"{prefix}-{index}") for index, (name, look) in enumerate(looks(names).items())}
 
 
 def swatch(look: Look, prefix: str) -> str:
@@ -81,20 +86,20 @@ CURVES: dict[str, tuple[str, Callable[[Point], float | None]]] = {
 }
 
 
-def curve_charts(comparison: Comparison) -> list[str]:
-    """One <svg> for each value that was recorded."""
-    charts = []
+def curve_charts(comparison: Comparison, prefix: str = "curve") -> list[str]:
+    """One <svg> for each value that was recorded. `prefix` keeps several comparisons on one page apart."""
+    charts, look = [], looks(model.name for model in comparison.ranked())
     for name, (label, value) in CURVES.items():
         curves = {model.name: curve_of(model, value) for model in comparison.ranked()}
         curves = {model: curve for model, curve in curves.items() if curve.epochs}
         if curves:
-            charts.append(curve_chart(comparison, name, label, curves))
+            charts.append(curve_chart(look, label, curves, prefix=f"{prefix}-{name}", score=name == "top1"))
     return charts
 
 
-def curve_chart(comparison: Comparison, name: str, label: str, curves: dict[str, Curve]) -> str:
-    look = looks(comparison.ranked())
-    best = max if name == "top1" else min
+def curve_chart(look: Mapping[str, Look], label: str, curves: dict[str, Curve], *, prefix: str, score: bool) -> str:
+    """One line for each curve. A `score` is in percent and the higher the better; anything else is a loss."""
+    best = max if score else min
     first = best(curves, key=lambda model: curves[model].mean[-1])
     said = f"{label} by epoch for {count_models(len(curves))}; {first} ends best with {curves[first].mean[-1]:.4g}"
     with style():
@@ -108,11 +113,14 @@ def curve_chart(comparison: Comparison, name: str, label: str, curves: dict[str,
         axes.set_xlabel("epoch")
         axes.set_title(label, loc="left", fontsize=12)
         axes.xaxis.set_major_locator(need("matplotlib.ticker").MaxNLocator(6, integer=True))
-        if name == "top1":
+        epochs = {epoch for curve in curves.values() for epoch in curve.epochs}
+        if len(epochs) == 1:
+            axes.set_xlim(min(epochs) - 1, min(epochs) + 1)
+        if score:
             limit_accuracies(axes, list(curves.values()))
         else:
             spread_axis(axes.yaxis, [value for curve in curves.values() for value in curve.mean])
-        return inline_svg(figure, f"curve-{name}", said)
+        return inline_svg(figure, prefix, said)
 
 
 def limit_accuracies(axes: Any, curves: Sequence[Curve]) -> None:
@@ -140,7 +148,7 @@ def cost_chart(comparison: Comparison, cost: Cost) -> str | None:
     if not known:
         return None
     best = frontier(comparison.models, cost.name)
-    look = looks(comparison.ranked())
+    look = looks(model.name for model in comparison.ranked())
     names = ", ".join(model.name for model in best)
     said = f"top-1 against {cost.label} for {count_models(len(known))}; on the frontier, cheapest first: {names}"
     with style():

@@ -1,15 +1,15 @@
-"""A comparison as one HTML file that needs nothing else: no network, no scripts but one that sorts the table."""
+"""A comparison as one HTML file that needs nothing else: no network, and a script only for sorting and the theme."""
 
 from importlib import resources
 from os import PathLike
 from typing import Any
 
 from mixlab.files import write_whole
-from mixlab.report.charts import cost_charts, curve_charts, looks, swatch
+from mixlab.report.charts import cost_charts, curve_charts, legend
 from mixlab.report.frontier import recommend, show_budget
+from mixlab.report.page_table import comparison_table
 from mixlab.report.results import Comparison
 from mixlab.report.svg import need
-from mixlab.report.table import cells, columns_of
 
 
 def write_page(comparison: Comparison, path: str | PathLike[str]) -> None:
@@ -19,35 +19,46 @@ def write_page(comparison: Comparison, path: str | PathLike[str]) -> None:
 
 def render_page(comparison: Comparison) -> str:
     """The page as text."""
-    jinja2, markup = need("jinja2"), need("markupsafe").Markup
-    source = (resources.files("mixlab") / "report" / "compare.html").read_text(encoding="utf-8")
+    return fill("compare.html", view(comparison))
+
+
+def fill(name: str, values: dict[str, Any]) -> str:
+    """A template of this folder with its values in place; every text is escaped."""
+    jinja2 = need("jinja2")
+    folder = resources.files("mixlab") / "report"
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(lambda part: (folder / part).read_text(encoding="utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    text: str = environment.from_string(source).render(view(comparison, markup))
+    text: str = environment.get_template(name).render(values)
     return text
 
 
-def view(comparison: Comparison, markup: Any) -> dict[str, Any]:
-    """Everything the template shows. `markup` marks what is HTML already."""
-    ranked = comparison.ranked()
-    legends = {
-        place: {
-            name: markup(swatch(look, f"legend-{place}-{index}"))
-            for index, (name, look) in enumerate(looks(ranked).items())
-        }
-        for place in ("costs", "curves")
-    }
+def raw(text: str) -> Any:
+    """Marks what is HTML already."""
+    return need("markupsafe").Markup(text)
+
+
+def view(comparison: Comparison) -> dict[str, Any]:
+    """Everything the template shows."""
+    names = [model.name for model in comparison.ranked()]
+    recommendation = recommend(comparison)
     return {
         "comparison": comparison,
-        "recommendation": recommend(comparison),
+        "recommendation": recommendation,
         "facts": facts(comparison),
-        "columns": columns_of(comparison),
-        "rows": cells(comparison),
-        "legends": legends,
-        "cost_charts": [markup(chart) for chart in cost_charts(comparison)],
-        "curve_charts": [markup(chart) for chart in curve_charts(comparison)],
+        "table": comparison_table(comparison, recommendation.chosen),
+        "legends": {place: raw_legend(names, f"legend-{place}") for place in ("costs", "curves")},
+        "cost_charts": [raw(chart) for chart in cost_charts(comparison)],
+        "curve_charts": [raw(chart) for chart in curve_charts(comparison)],
     }
+
+
+def raw_legend(names: list[str], prefix: str) -> dict[str, Any]:
+    return {name: raw(mark) for name, mark in legend(names, prefix).items()}
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
