@@ -30,10 +30,10 @@ browser-test: $(INSTALLED) ## the pages in a headless Chromium, which it finds o
 	$(BIN)/python -m pytest -m browser -rs tests/browser
 
 parity: $(INSTALLED) ## every model at full size beside timm, forward and backward (8 GB, about 20 minutes)
-	$(BIN)/python -m pytest -m heavy tests/test_full_size.py tests/test_distributed.py
+	$(BIN)/python -m pytest -m heavy tests/test_full_size.py tests/test_timm.py tests/test_distributed.py
 
-compile-all: $(INSTALLED) ## torch.compile of every model, outputs and gradients (g++, about two hours)
-	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy/test_compile.py
+compile-all: $(INSTALLED) ## torch.compile and export of every model, outputs and gradients (g++, about two hours)
+	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy/test_compile.py tests/deploy/test_export.py
 
 bench: $(INSTALLED) ## images per second beside timm, and cold compile time (2 quiet cores, g++)
 	$(BIN)/python benchmarks/against_timm.py

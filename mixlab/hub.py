@@ -58,7 +58,7 @@ def from_hub(
         about, weights = fetch_repository(repository, revision, cache_dir, token)
     elif not (folder / CONFIG).is_file():
         what = "has no config.json" if folder.is_dir() else "does not exist"
-        raise HubError(f"The folder {folder} {what}. `push_to_hub` writes one; a repository is OWNER/NAME.")
+        raise HubError(f"The folder {folder} {what}. `push_to_hub` writes one; a repository is hf-hub:OWNER/NAME.")
     else:
         if revision is not None:
             raise ConfigError(f"A folder has no revisions; got revision={revision!r} for {folder}.")

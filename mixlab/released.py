@@ -11,6 +11,7 @@ import re
 import sys
 import tomllib
 import urllib.request
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,7 +144,7 @@ def from_repository(release: Release) -> Path:
 def download(url: str, target: Path, release: Release | None = None) -> None:
     """A file from a URL; it appears under its name only when it is complete."""
     advice = f" {what_to_do(release)}" if release else ""
-    part = target.with_name(target.name + ".part")
+    part = target.with_name(f"{target.name}.{uuid.uuid4().hex}.part")  # processes of one run may fetch at once
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, part.open("wb") as out:

@@ -15,6 +15,7 @@ import torch
 
 import mixlab
 import mixlab.timm
+from mixlab import released
 from mixlab.errors import ConfigError, HubError, WeightsError
 from mixlab.layouts import layouts
 from mixlab.released import Release, download, fetch, find_release, releases, sha256_of
@@ -171,6 +172,23 @@ def test_a_wrong_hash_leaves_nothing_behind(hub: Hub) -> None:
     with pytest.raises(HubError, match="0123abcd"):
         fetch(release)
     assert list(release.local.parent.iterdir()) == []
+
+
+def test_two_downloads_at_once_do_not_write_into_each_other(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the processes of one training run do: the second starts while the first is under way."""
+    release = at(hub, b"w" * 1000)
+    first = released.copy
+
+    def copy(*arguments: Any) -> int:
+        monkeypatch.setattr(released, "copy", first)
+        download(release.url, release.local, release)
+        assert release.local.read_bytes() == b"w" * 1000
+        return first(*arguments)
+
+    monkeypatch.setattr(released, "copy", copy)
+    download(release.url, release.local, release)
+    assert release.local.read_bytes() == b"w" * 1000
+    assert list(release.local.parent.iterdir()) == [release.local]
 
 
 def test_a_download_that_breaks_off_leaves_nothing_behind(hub: Hub) -> None:

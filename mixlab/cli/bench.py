@@ -1,17 +1,17 @@
 """`mixlab bench`: speed, memory and compute of models, token mixers and activations."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from mixlab.cli.arguments import pairs
-from mixlab.cli.findings import add_output_arguments, put_out
-from mixlab.cli.printing import parse_size, show, wide_open
+from mixlab.cli.findings import add_output_arguments, check_out, put_out
+from mixlab.cli.printing import parse_size, show
+from mixlab.cli.progress import status
 from mixlab.errors import ConfigError
-from mixlab.report.findings import Cell, Finding, check_folder, show_cell, write_finding
+from mixlab.report.findings import Cell, Finding, show_cell, write_finding
 
 MODES = ("mixers", "activations", "compute")
 # what belongs to which mode; "models" is the one without a flag
@@ -116,10 +116,9 @@ def add_timing_arguments(parser: ArgumentParser) -> None:
 def bench(arguments: Namespace) -> int:
     """Measure speed, memory and compute of models, mixers or activations."""
     mode = mode_of(arguments)
-    if arguments.out is not None:
-        check_folder(arguments.out)
+    check_out(arguments)
     run: Callable[..., tuple[Finding, dict[str, Any]]] = RUNS[mode]
-    with watching() as watch:
+    with status("starting") as watch:
         found, figures = run(arguments, watch)
     if arguments.out is not None:
         target = write_finding(found, arguments.out, figures)
@@ -227,18 +226,6 @@ RUNS = {"models": run_models, "mixers": run_mixers, "activations": run_activatio
 
 
 # -- for people ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def watching() -> Iterator[Callable[[str], None]]:
-    """What is being measured, for a person who waits; nothing into files and pipes."""
-    if not wide_open():
-        yield lambda text: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as status:
-        yield status.update
 
 
 def for_people(found: Finding) -> Finding:

@@ -7,12 +7,18 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from mixlab.cli.printing import show
-from mixlab.report.findings import Finding, show_cell, write_finding
+from mixlab.report.findings import Finding, check_folder, show_cell, write_finding
 
 
 def add_output_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", default=None, help="a folder for JSON, CSV and pictures (SVG and PNG)")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
+
+
+def check_out(arguments: Namespace) -> None:
+    """Before long work: what is found can be written."""
+    if arguments.out is not None:
+        check_folder(arguments.out)
 
 
 def put_out(found: Finding, arguments: Namespace, figures: Mapping[str, Any] | None = None) -> None:

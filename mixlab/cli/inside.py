@@ -1,14 +1,13 @@
 """`mixlab kernels`, `truncate` and `look`: inside the model."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from mixlab.cli.arguments import need
-from mixlab.cli.findings import add_output_arguments, put_out
-from mixlab.cli.printing import parse_size, wide_open
+from mixlab.cli.findings import add_output_arguments, check_out, put_out
+from mixlab.cli.printing import parse_size
+from mixlab.cli.progress import progress
 from mixlab.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -27,10 +26,8 @@ def subject_of(arguments: Namespace) -> "Subject":
     """The model that was asked for, or one member of it."""
     from mixlab.ensemble import Ensemble
     from mixlab.evals.subjects import of_backbone, open_subject
-    from mixlab.report.findings import check_folder
 
-    if arguments.out is not None:
-        check_folder(arguments.out)
+    check_out(arguments)
     size = None if arguments.image_size is None else parse_size(arguments.image_size)
     subject = open_subject(arguments.model, image_size=size)
     if arguments.member is None:
@@ -41,21 +38,6 @@ def subject_of(arguments: Namespace) -> "Subject":
     require(0 <= arguments.member < len(members), f"a member from 0 to {len(members) - 1}; got {arguments.member}.")
     member = members[arguments.member]
     return of_backbone(member.config.name, member, size, trained=subject.trained)
-
-
-@contextmanager
-def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for people, nothing for pipes."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not wide_open()) as bar:
-        task = bar.add_task(title, total=None)
-
-        def told(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield told
 
 
 def kernels_parser() -> ArgumentParser:
@@ -87,7 +69,7 @@ def truncate_parser() -> ArgumentParser:
     parser.add_argument("--shares", nargs="*", type=float, default=None, help="of the kernel's size that are kept")
     parser.add_argument("--stages", nargs="*", type=int, default=None, help="default: every stage with kernels")
     parser.add_argument("--split", default="val", choices=["train", "val", "test"])
-    parser.add_argument("--images", type=int, default=None, help="only the first so many")
+    parser.add_argument("--images", type=int, default=None, help="only so many, spread over the split")
     parser.add_argument("--batch", type=int, default=64, help="images at once")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="auto")
@@ -102,9 +84,9 @@ def truncate(arguments: Namespace) -> None:
     names = ("stages", "split", "images", "batch", "workers", "device")
     settings: dict[str, Any] = {name: arguments[name] for name in names}
     shares = SHARES if arguments.shares is None else arguments.shares
-    with progress("Truncating") as watch:
+    with progress("Truncating") as bar:
         found, figures = truncation_curves(
-            subject_of(arguments), arguments.data, shares=shares, watch=watch, **settings
+            subject_of(arguments), arguments.data, shares=shares, watch=bar.reach, **settings
         )
     put_out(found, arguments, figures)
 
@@ -137,9 +119,9 @@ def look(arguments: Namespace) -> None:
     need(arguments, "out")
     names = ("what", "block", "target", "steps")
     settings: dict[str, Any] = {name: arguments[name] for name in names}
-    with progress("Looking") as watch:
+    with progress("Looking") as bar:
         found, figures = look_at(
-            subject_of(arguments), arguments.images, query=parse_place(arguments.query), watch=watch, **settings
+            subject_of(arguments), arguments.images, query=parse_place(arguments.query), watch=bar.reach, **settings
         )
     put_out(found, arguments, figures)
 

@@ -1,13 +1,16 @@
 """`mixlab robustness`."""
 
+import sys
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from mixlab.cli.findings import add_output_arguments, put_out
-from mixlab.cli.printing import wide_open
+from mixlab.cli.findings import add_output_arguments, check_out, put_out
+from mixlab.cli.printing import parse_size
+from mixlab.cli.progress import progress
 
 NONE = "none"
+INTERRUPTED = 130  # the exit code after Ctrl-C
 FOLDERS = {"a": "imagenet_a", "r": "imagenet_r", "sketch": "imagenet_sketch", "v2": "imagenet_v2"}
 
 
@@ -58,7 +61,7 @@ def add_corruption_arguments(parser: ArgumentParser) -> None:
 def add_feeding_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--split", default="val", choices=["train", "val", "test"])
     parser.add_argument("--images", type=int, default=None, help="take that many images of DATA, drawn by the seed")
-    parser.add_argument("--image-size", type=int, default=None, help="default: each model's own")
+    parser.add_argument("--image-size", default=None, help="384 or 384x256; default: each model's own")
     parser.add_argument(
         "--crop", type=float, default=None, help="share of the resized image; default: each model's own"
     )
@@ -68,20 +71,22 @@ def add_feeding_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of noise, weather and the choice of images")
 
 
-def robustness(arguments: Namespace) -> None:
+def robustness(arguments: Namespace) -> int:
     """Measure corruptions, variants of ImageNet and attacks."""
     from mixlab.evals.robustness import robustness as run
-    from mixlab.report.findings import check_folder
 
-    if arguments.out is not None:
-        check_folder(arguments.out)
+    check_out(arguments)
     data = None if arguments.data == NONE else arguments.data
     tests, feeding = tests_of(arguments, data), feeding_of(arguments)
-    with Bar() as bar:
+    with progress("opening") as bar:
         found, figures = run(
-            arguments.models, data, split=arguments.split, tests=tests, feeding=feeding, watch=bar.update
+            arguments.models, data, split=arguments.split, tests=tests, feeding=feeding, watch=bar.tell
         )
     put_out(found, arguments, figures)
+    if found.settings["interrupted"]:
+        print("interrupted: this is what was measured by then", file=sys.stderr)
+        return INTERRUPTED
+    return 0
 
 
 def tests_of(arguments: Namespace, data: str | None) -> Any:
@@ -109,24 +114,7 @@ def feeding_of(arguments: Namespace) -> Any:
     from mixlab.evals.examine import Feeding
     from mixlab.training.processes import choose_device
 
-    names = ("images", "image_size", "crop", "batch", "workers", "seed")
-    return Feeding(device=choose_device(arguments.device, 0), **{name: arguments[name] for name in names})
-
-
-class Bar:
-    """A bar on a terminal: what is measured now, and how far it is."""
-
-    def __enter__(self) -> "Bar":
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self.bar = Progress(console=Console(stderr=True), transient=True, disable=not wide_open())
-        self.bar.start()
-        self.task = self.bar.add_task("opening", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def update(self, what: str, done: int, total: int) -> None:
-        self.bar.update(self.task, description=what, completed=done, total=total)
+    names = ("images", "crop", "batch", "workers", "seed")
+    size = None if arguments.image_size is None else parse_size(arguments.image_size)
+    device = choose_device(arguments.device, 0)
+    return Feeding(device=device, image_size=size, **{name: arguments[name] for name in names})

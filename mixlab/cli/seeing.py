@@ -1,33 +1,13 @@
 """`mixlab erf`, `resolution` and `disagree`: what models see, at which sizes, and where they differ."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 from jsonargparse import ArgumentParser, Namespace
 
-from mixlab.cli.findings import add_output_arguments, put_out
-from mixlab.cli.printing import parse_size, wide_open
+from mixlab.cli.findings import add_output_arguments, check_out, put_out
+from mixlab.cli.printing import parse_size
+from mixlab.cli.progress import progress
 
 MODELS = "names, weight files, NAME=WEIGHTS, timm:NAME, timm:NAME=WEIGHTS"
 DATA = "digits, cifar10:PATH, a folder, a list, shards, ..."
-
-
-@contextmanager
-def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for people; what it gives is told how much more is done, of how much in all."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not wide_open()) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda more, total: bar.update(task, advance=more, total=total)
-
-
-def check_out(arguments: Namespace) -> None:
-    from mixlab.report.findings import check_folder
-
-    if arguments.out is not None:
-        check_folder(arguments.out)
 
 
 def erf_parser() -> ArgumentParser:
@@ -67,9 +47,9 @@ def erf(arguments: Namespace) -> None:
     check_out(arguments)
     size = None if arguments.image_size is None else parse_size(arguments.image_size)
     names = ("data", "split", "count", "images", "at", "part", "scale", "batch", "seed", "device")
-    with progress("Receptive fields") as watch:
+    with progress("Receptive fields") as bar:
         options = {name: arguments[name] for name in names}
-        found, figures = receptive_fields(arguments.models, **options, image_size=size, watch=watch)
+        found, figures = receptive_fields(arguments.models, **options, image_size=size, watch=bar.advance)
     put_out(found, arguments, figures)
 
 
@@ -102,10 +82,10 @@ def resolution(arguments: Namespace) -> None:
     check_out(arguments)
     sizes = [parse_size(size) for size in arguments.sizes]
     names = ("split", "crop", "batch", "workers", "seconds", "seed", "device")
-    with progress("Resolution") as watch:
+    with progress("Resolution") as bar:
         options = {name: arguments[name] for name in names}
         memory = not arguments.no_memory
-        found, figures = run(arguments.models, arguments.data, sizes=sizes, memory=memory, watch=watch, **options)
+        found, figures = run(arguments.models, arguments.data, sizes=sizes, memory=memory, watch=bar.advance, **options)
     put_out(found, arguments, figures)
 
 
@@ -131,7 +111,7 @@ def disagree(arguments: Namespace) -> None:
 
     check_out(arguments)
     names = ("split", "batch", "workers", "seed", "device")
-    with progress("Reading answers") as watch:
+    with progress("Reading answers") as bar:
         options = {name: arguments[name] for name in names}
-        found, figures = disagreement(arguments.models, arguments.data, watch=watch, **options)
+        found, figures = disagreement(arguments.models, arguments.data, watch=bar.advance, **options)
     put_out(found, arguments, figures)

@@ -64,6 +64,12 @@ class Joined(ImageData):
         return part.name(inside)
 
 
+def spread(data: ImageData, count: int) -> Subset:
+    """So many images at even distances, or all: neighbours in a folder show one class."""
+    kept = min(count, len(data))
+    return Subset(data, [index * len(data) // kept for index in range(kept)])
+
+
 def hold_out(data: ImageData, share: float = 0.1, *, seed: int = 0) -> tuple[Subset, Subset]:
     """Training images and a held-out share of every class; the same ones for the same seed."""
     if not 0 < share < 1:

@@ -25,6 +25,7 @@ Model = str | PathLike[str] | Backbone | DenseModel
 LIBRARIES = ("fastapi", "uvicorn", "python_multipart", "captum")
 BATCH, WAIT_MS = 16, 4.0
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+NOT_STARTED = "The server did not start; the log says why."
 CONNECTIONS = 1000  # open at once; more are turned away
 GRACE_SECONDS = 5  # beyond the time limit of requests, for answers on their way
 
@@ -33,7 +34,7 @@ def create_app(
     model: Model,
     *,
     token: str | None = None,
-    local: bool = True,
+    hosts: frozenset[str] | None = LOCAL_NAMES,
     batch: int = BATCH,
     wait_ms: float = WAIT_MS,
     device: str = "auto",
@@ -41,8 +42,8 @@ def create_app(
 ) -> "FastAPI":
     """The ASGI application, for servers and tests of your own. `limits` are fields of `Limits`.
 
-    Unless there is a token, a `local` application answers only requests that call it localhost: a web page elsewhere
-    could otherwise reach it through the visitor's browser.
+    Unless there is a token, only requests that call the server by one of `hosts` are answered (None: by any name): a
+    web page elsewhere could otherwise read from it through the visitor's browser.
     """
     need_extra()
     from mixlab.deploy.serving.app import build_app
@@ -55,7 +56,7 @@ def create_app(
     ready = (model if isinstance(model, Backbone | DenseModel) else load(model)).to(choose_device(device, 0))
     name = ready.config.name if isinstance(ready, Backbone) else ready.backbone.config.name
     service = Service(ready, name, allowed, batch=batch, wait_ms=wait_ms)
-    return build_app(service, token=token, hosts=LOCAL_NAMES if local and token is None else None)
+    return build_app(service, token=token, hosts=hosts if token is None else None)
 
 
 def serve(
@@ -79,6 +80,8 @@ def serve(
     before = signal.signal(signal.SIGTERM, stop)
     try:
         server.run(sockets=[door])
+    except SystemExit:  # how uvicorn ends if the model fails on the first image
+        raise MixlabError(NOT_STARTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
         door.close()
@@ -101,7 +104,7 @@ def serving(model: Model, *, host: str = "127.0.0.1", port: int = 0, **options: 
     try:
         address = ready.get()
         if address is None:
-            raise MixlabError("The server did not start; the log says why.")
+            raise MixlabError(NOT_STARTED)
         yield address
     finally:
         server.should_exit = True
@@ -120,10 +123,10 @@ def prepared(
     check_token(token)
     door = bound(host, port)
     try:
-        local = is_loopback(door)
-        if not local and token is None:
+        hosts = LOCAL_NAMES | {in_url(host).lower(), in_url(address_of(door))} if is_loopback(door) else None
+        if hosts is None and token is None:
             print(f"mixlab: warning: anyone who reaches {host} can use this server. Set a token.", file=sys.stderr)
-        app = create_app(model, local=local, **options)
+        app = create_app(model, hosts=hosts, **options)
         timeout: float = app.state.service.limits.timeout
         config = uvicorn.Config(
             app,
@@ -170,19 +173,32 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         door = socket.socket(family, kind, number)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(place)
-    except OSError as error:
-        raise ConfigError(f"Cannot serve at {host}, port {port}: {error.strerror or error}. Choose another.") from error
+        try:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            door.bind(place)
+        except BaseException:
+            door.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise ConfigError(f"Cannot serve at {host}, port {port}: {told}. Choose another.") from error
     return door
 
 
+def address_of(door: socket.socket) -> str:
+    return str(door.getsockname()[0]).partition("%")[0]
+
+
 def is_loopback(door: socket.socket) -> bool:
-    return ipaddress.ip_address(str(door.getsockname()[0]).partition("%")[0]).is_loopback
+    return ipaddress.ip_address(address_of(door)).is_loopback
+
+
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def address(host: str, door: socket.socket) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}"
+    return f"http://{in_url(host)}:{door.getsockname()[1]}"
 
 
 # -- the server ----------------------------------------------------------------------------------
@@ -191,7 +207,8 @@ def address(host: str, door: socket.socket) -> str:
 def protocol(timeout: float) -> Any:
     from mixlab.deploy.serving.protocol import PromptProtocol
 
-    return type("Protocol", (PromptProtocol,), {"header_seconds": min(timeout, PromptProtocol.header_seconds)})
+    limits = {"header_seconds": min(timeout, PromptProtocol.header_seconds), "answer_seconds": timeout}
+    return type("Protocol", (PromptProtocol,), limits)
 
 
 def announcing(config: Any, place: str, watch: Callable[[str], None]) -> Any:

@@ -4,18 +4,16 @@ Sequencer's Appendix C.1 takes RVT's setting: a perturbation of at most 1 of 255
 a level. Steps go along the sign of the gradient of the cross-entropy; there is no random start.
 """
 
-import importlib
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixlab.errors import ConfigError, MixlabError, near_misses, require
+from mixlab.errors import ConfigError, near_misses, require
+from mixlab.evals.gradients import captum, differentiable
 from mixlab.evals.subjects import Subject
 
 Kind = Literal["fgsm", "pgd"]
@@ -63,18 +61,24 @@ class Attack:
         """Perturbed copies of pixels (B, C, H, W). The model has to be in eval mode."""
         training = [name for name, module in model.named_modules() if module.training]
         require(not training, f"a model in eval mode; {training[:3]} would drop or count what they see.")
-        with attackable(model):
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            differentiable(model),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "Input Tensor .* did not already require gradients")  # captum asks
             if self.kind == "fgsm":
                 return self.fgsm(model, pixels, labels)
             return self.pgd(model, pixels, labels)
 
     def fgsm(self, model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
-        attack = captum().FGSM(model, loss, lower_bound=0.0, upper_bound=1.0)
+        attack = captum("robust").FGSM(model, loss, lower_bound=0.0, upper_bound=1.0)
         attack.zero_thresh = 0.0  # small gradients have a sign too
         return attack.perturb(pixels.clone(), epsilon=self.epsilon / LEVELS, target=labels).detach()
 
     def pgd(self, model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
-        attack = captum().PGD(model, loss, lower_bound=0.0, upper_bound=1.0)
+        attack = captum("robust").PGD(model, loss, lower_bound=0.0, upper_bound=1.0)
         attack.fgsm.zero_thresh = 0.0
         settings = {"radius": self.epsilon / LEVELS, "step_size": self.step / LEVELS, "step_num": self.steps}
         return attack.perturb(pixels.clone(), target=labels, **settings).detach()
@@ -89,28 +93,3 @@ def loss(scores: Tensor, labels: Tensor) -> Tensor:
     own = scores.gather(1, labels[:, None])
     others = scores.scatter(1, labels[:, None], float("-inf"))
     return F.softplus(others.logsumexp(1) - own[:, 0])
-
-
-def captum() -> Any:
-    try:
-        return importlib.import_module("captum.robust")
-    except ImportError as error:
-        raise MixlabError("Attacks need captum, which is not installed: pip install 'mixlab[analysis]'") from error
-
-
-@contextmanager
-def attackable(model: nn.Module) -> Iterator[None]:
-    """Gradients reach the pixels and nothing else, in eval mode too."""
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # Mixlab's recurrent layers let cuDNN keep what a backward pass needs; PyTorch's own do so in train mode only
-    foreign = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    with torch.inference_mode(False), torch.enable_grad():
-        try:
-            for parameter in learned:
-                parameter.requires_grad_(False)
-            with warnings.catch_warnings(), torch.backends.cudnn.flags(enabled=False) if foreign else nullcontext():
-                warnings.filterwarnings("ignore", "Input Tensor .* did not already require gradients")  # captum asks
-                yield
-        finally:
-            for parameter in learned:
-                parameter.requires_grad_(True)

@@ -93,11 +93,11 @@ def measure_case(case: Case, conditions: Conditions) -> BenchRow:
     case.execution.check(conditions.device)
     peak = peak_of(case, conditions)
     runs = {"own": ready(case.model, case, conditions.device)}
+    if conditions.device.type == "cuda":  # before the peer is there
+        peak = cuda_peak(runs["own"], conditions.device)
     if conditions.against is not None:
         runs["peer"] = ready(conditions.against, case, conditions.device)
     seconds = take_turns(runs, plan_for(case, runs["own"], conditions.plan))
-    if conditions.device.type == "cuda":
-        peak = cuda_peak(runs["own"], conditions.device)
     found = {**timing_of(seconds["own"], case), "peak_mb": peak, **compiling(case, conditions)}
     if conditions.against is not None:
         ratio = Ratio.of(seconds["own"], seconds["peer"])
@@ -177,6 +177,7 @@ def peak_of(case: Case, conditions: Conditions) -> float | None:
 
 
 def cuda_peak(run: Run, device: torch.device) -> float:
+    run()  # makes the state of an optimiser
     torch.cuda.reset_peak_memory_stats(device)
     run()
     return torch.cuda.max_memory_allocated(device) / MEBIBYTE

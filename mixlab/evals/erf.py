@@ -1,7 +1,6 @@
 """Which pixels the centre of a feature map listens to: the effective receptive field (Sequencer, appendix D)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,22 +117,6 @@ def cancels(centre: Tensor, images: Tensor, gradient: Tensor) -> bool:
     signs = torch.randint(0, 2, centre.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
     single = gradient_of((centre * signs.to(centre)).sum(), images)
     return bool(gradient.abs().sum() < CANCELLED * single.abs().sum())
-
-
-@contextmanager
-def differentiable(model: nn.Module) -> Iterator[None]:
-    """Gradients reach the images and nothing else; the model is left as it was."""
-    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    for parameter, _ in wanted:
-        parameter.requires_grad_(False)
-    try:
-        # cuDNN gives no gradients of an nn.LSTM in eval mode
-        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled and not recurrent):
-            yield
-    finally:
-        for parameter, before in wanted:
-            parameter.requires_grad_(before)
 
 
 # -- numbers -------------------------------------------------------------------------------------

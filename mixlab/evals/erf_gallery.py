@@ -15,10 +15,11 @@ from mixlab.data.images import decode
 from mixlab.data.loader import Loader
 from mixlab.data.open import open_data
 from mixlab.data.shards import ShardStream
-from mixlab.data.subset import Subset
+from mixlab.data.subset import Subset, spread
 from mixlab.errors import ConfigError, require
 from mixlab.evals.accuracy import image_paths
-from mixlab.evals.erf import SHARES, Field, Part, differentiable, find_places, measure_fields
+from mixlab.evals.erf import SHARES, Field, Part, find_places, measure_fields
+from mixlab.evals.gradients import differentiable
 from mixlab.evals.resized import resized
 from mixlab.evals.subjects import TIMM, Source, Subject, open_subject, short_names
 from mixlab.report.findings import Cell, Finding, Picture, figure, finding
@@ -122,8 +123,7 @@ def chosen_images(
         return functools.partial(batches_of_files, image_paths(files), batch)
     source = open_data(data, split)
     if not isinstance(source, ShardStream):
-        kept = min(count, len(source))  # spread over the split: neighbours in a folder show one class
-        source = Subset(source, [index * len(source) // kept for index in range(kept)])
+        source = spread(source, count)
     return functools.partial(batches_of_data, source, count, batch)
 
 

@@ -43,6 +43,7 @@ class Feeding:
 
     def __post_init__(self) -> None:
         require(self.images is None or self.images >= 1, f"1 image or more; got {self.images}.")
+        require(self.crop is None or 0 < self.crop <= 1, f"a crop as a share of the side in (0, 1]; got {self.crop}.")
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,8 @@ def examine(
                 done += len(told)
                 if watch is not None:
                     watch(done, total * len(subjects))
+    if not all(found):
+        raise DataError("None of the images could be read.")
     return [Predictions(*(np.concatenate(parts) for parts in zip(*rows, strict=True))) for rows in found]
 
 

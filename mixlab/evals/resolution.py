@@ -22,7 +22,7 @@ from mixlab.evals.execution import step
 from mixlab.evals.resized import resized
 from mixlab.evals.speed import MEBIBYTE, child_answer, measure_speed, peak, reset_peak
 from mixlab.evals.subjects import Source, Subject, open_subject, short_names
-from mixlab.report.findings import Cell, Finding, Picture, figure, finding
+from mixlab.report.findings import Cell, Finding, Picture, figure, finding, legend_below
 from mixlab.tasks.classification import accuracy
 from mixlab.training.processes import Processes, choose_device
 
@@ -254,7 +254,7 @@ def curves(names: Sequence[str], found: Sequence[Sequence[Row]]) -> Any:
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
     handles, shown = grid[0].get_legend_handles_labels()
-    drawn.legend(handles, shown, loc="outside lower center", ncols=min(3, len(shown)), fontsize=8, frameon=False)
+    legend_below(drawn, handles, shown, side="center", ncols=min(3, len(shown)), fontsize=8)
     return drawn
 
 

@@ -13,9 +13,10 @@ from typing import Any
 from mixlab.data.base import ImageData
 from mixlab.data.open import AnyData, Spec, open_data
 from mixlab.errors import ConfigError, DataError, near_misses
-from mixlab.evals.attacks import Attack, captum
-from mixlab.evals.corruptions import SEVERITIES, Corrupt, check_severities, choose, parameters
-from mixlab.evals.examine import Feeding, Predictions, Watch, attacked, examine
+from mixlab.evals.attacks import Attack
+from mixlab.evals.corruptions import MIN_SIDE, SEVERITIES, Corrupt, check_severities, choose, parameters
+from mixlab.evals.examine import Feeding, Look, Predictions, Watch, attacked, examine
+from mixlab.evals.gradients import captum
 from mixlab.evals.scores import TITLES, Result, Score, plain_attack, tabulate
 from mixlab.evals.subjects import Source, Subject, open_subject
 from mixlab.evals.variants import VARIANTS, Variant, open_prepared, open_variant, read_real, real_labels
@@ -59,18 +60,40 @@ def robustness(
     """A finding with one row per model, and its figures.
 
     Without `data` only what brings its own images is measured: variants and a prepared ImageNet-C. Everything that may
-    be wrong with models and data shows before the first image is judged.
+    be wrong with models and data shows before the first image is judged. After Ctrl-C the settings of the finding say
+    `interrupted`, and it holds what was whole by then.
     """
     tests, feeding = tests or Trials(), feeding or Feeding()
     subjects = [one if isinstance(one, Subject) else open_subject(one) for one in models]
     check(subjects, data, tests)
+    check_sizes(subjects, data, tests, feeding)
     source = None if data is None else open_data(data, split)  # type: ignore[arg-type]
     work = plan(subjects, source, str(data), tests, feeding)
     results = [Result(subject.name, of_imagenet_c=of_imagenet_c(tests)) for subject in subjects]
-    for number, (title, run) in enumerate(work, start=1):
-        told = f"{title} ({number} of {len(work)})"
-        run(results, None if watch is None else functools.partial(watch, told))
-    return report(results, data, split, tests, feeding)
+    interrupted = not run_all(work, results, watch)
+    if interrupted:
+        keep_whole(results, tests.severities)
+    return report(results, data, split, tests, feeding, interrupted=interrupted)
+
+
+def run_all(work: Sequence["Work"], results: list[Result], watch: Watch | None) -> bool:
+    """False if Ctrl-C ended it early, with some of the work done."""
+    done = 0
+    try:
+        for done, (title, run) in enumerate(work):
+            told = f"{title} ({done + 1} of {len(work)})"
+            run(results, None if watch is None else functools.partial(watch, told))
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        return False
+    return True
+
+
+def keep_whole(results: Sequence[Result], severities: Sequence[int]) -> None:
+    """Without corruptions of which some severities were not measured: their means would be of something else."""
+    for result in results:
+        result.corruptions = {name: row for name, row in result.corruptions.items() if set(row) == set(severities)}
 
 
 def of_imagenet_c(tests: Trials) -> bool:
@@ -93,9 +116,21 @@ def check(subjects: Sequence[Subject], data: Spec | None, tests: Trials) -> None
         if not tests.variants and tests.prepared is None:
             raise ConfigError("Nothing to measure: give a dataset, a variant of ImageNet or a prepared ImageNet-C.")
     if tests.attacks:
-        captum()
+        captum("robust")
     if data is not None and tests.corruptions and tests.prepared is None:
         scipy("ndimage")
+
+
+def check_sizes(subjects: Sequence[Subject], data: Spec | None, tests: Trials, feeding: Feeding) -> None:
+    if data is None or not tests.corruptions or tests.prepared is not None:
+        return
+    for subject in subjects:
+        height, width = Look.of(subject, feeding).size
+        if min(height, width) < MIN_SIDE:
+            raise ConfigError(
+                f"Corruptions need images of {MIN_SIDE} pixels or more; {subject.name} takes {height} x {width}. Give "
+                f"a larger --image-size, or leave them out with --corruptions none."
+            )
 
 
 def check_classes(subject: Subject, source: AnyData, data: str) -> None:
@@ -123,6 +158,8 @@ def plan(subjects: Sequence[Subject], source: AnyData | None, data: str, tests: 
             check_classes(subject, source, data)
         real = None if tests.real is None else real_of(source, subjects, tests.real)
         work.append(("clean", functools.partial(run_clean, subjects, source, real, feeding)))
+        if tests.attacks:  # these come early: a model that does not repeat itself is not to be measured for hours
+            work.append(("attacks", functools.partial(run_attacks, subjects, source, tests.attacks, feeding)))
     for kind, folder in tests.variants.items():
         opened = [open_variant(kind, folder, subject) for subject in subjects]
         work.append((f"ImageNet-{TITLES[kind]}", functools.partial(run_variant, kind, subjects, opened, feeding)))
@@ -136,8 +173,6 @@ def plan(subjects: Sequence[Subject], source: AnyData | None, data: str, tests: 
                 corruption = Corrupt(name, severity, tests.severity_set)
                 run = functools.partial(run_corruption, corruption, subjects, source, feeding)
             work.append((f"{name} {severity}", run))
-    if source is not None and tests.attacks:
-        work.append(("attacks", functools.partial(run_attacks, subjects, source, tests.attacks, feeding)))
     return work
 
 
@@ -174,9 +209,12 @@ def run_variant(
     results: list[Result],
     watch: Progress,
 ) -> None:
-    for result, subject, variant in zip(results, subjects, opened, strict=True):
-        (told,) = examine([subject], variant.data, feeding, classes=variant.classes, watch=watch)
-        result.variants[kind] = told.score
+    scores = [
+        examine([subject], variant.data, feeding, classes=variant.classes, watch=watch)[0].score
+        for subject, variant in zip(subjects, opened, strict=True)
+    ]
+    for result, score in zip(results, scores, strict=True):
+        result.variants[kind] = score
 
 
 def run_prepared(
@@ -189,9 +227,12 @@ def run_prepared(
     watch: Progress,
 ) -> None:
     """These images are cut out already: no second crop."""
-    for result, subject, variant in zip(results, subjects, opened, strict=True):
-        (told,) = examine([subject], variant.data, feeding, crop=1.0, watch=watch)
-        result.corruptions.setdefault(name, {})[severity] = told.score
+    scores = [
+        examine([subject], variant.data, feeding, crop=1.0, watch=watch)[0].score
+        for subject, variant in zip(subjects, opened, strict=True)
+    ]
+    for result, score in zip(results, scores, strict=True):
+        result.corruptions.setdefault(name, {})[severity] = score
 
 
 def run_corruption(
@@ -226,7 +267,13 @@ def run_attacks(
 
 
 def report(
-    results: Sequence[Result], data: Spec | None, split: str, tests: Trials, feeding: Feeding
+    results: Sequence[Result],
+    data: Spec | None,
+    split: str,
+    tests: Trials,
+    feeding: Feeding,
+    *,
+    interrupted: bool = False,
 ) -> tuple[Finding, dict[str, Any]]:
     columns, table = tabulate(results, tests.attacks)
     settings = {
@@ -245,6 +292,7 @@ def report(
         "variants": {name: str(folder) for name, folder in tests.variants.items()},
         "real": None if tests.real is None else str(tests.real),
         "attacks": [plain_attack(attack) for attack in tests.attacks],
+        "interrupted": interrupted,
     }
     figures = draw({result.name: result.plain() for result in results})
     pictures = tuple(Picture(name=name, caption=caption) for name, (caption, _) in figures.items())

@@ -1,9 +1,8 @@
 """Which pixels a class score rests on: Grad-CAM and integrated gradients, by captum."""
 
-import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.backbone import Backbone, evaluating
-from mixlab.errors import ConfigError, ImageError, MixlabError, require
+from mixlab.errors import ConfigError, ImageError, require
+from mixlab.evals.gradients import captum, recurrence_as_in_training
 from mixlab.evals.subjects import Subject, backbone_of, timm_features
 
 Source = Subject | nn.Module
@@ -31,7 +31,7 @@ def grad_cam(source: Source, images: Tensor, targets: Targets = None) -> Tensor:
         pixels = images.detach().clone().requires_grad_()
         chosen = chosen_classes(model, pixels, targets)
         with tapped(place_of(model, pixels, chosen)) as layer:
-            evidence = need_captum().LayerGradCam(model, layer).attribute(pixels, chosen, relu_attributions=True)
+            evidence = captum("attr").LayerGradCam(model, layer).attribute(pixels, chosen, relu_attributions=True)
     return at_most_one(F.interpolate(evidence.detach(), images.shape[2:], mode="bilinear", align_corners=False)[:, 0])
 
 
@@ -49,7 +49,7 @@ def integrated_gradients(
     with at_work(model), torch.inference_mode(False), torch.enable_grad():
         pixels = images.detach().clone()
         found: Tensor = (
-            need_captum()
+            captum("attr")
             .IntegratedGradients(model)
             .attribute(
                 pixels,
@@ -207,15 +207,6 @@ def model_of(source: Source) -> nn.Module:
 @contextmanager
 def at_work(model: nn.Module) -> Iterator[None]:
     """In eval mode, and back afterwards; nothing to do for a model that is in it."""
-    if any(module.training for module in model.modules()):
-        with evaluating(model):
-            yield
-    else:
+    training = any(module.training for module in model.modules())
+    with evaluating(model) if training else nullcontext(), recurrence_as_in_training(model):
         yield
-
-
-def need_captum() -> Any:
-    try:
-        return importlib.import_module("captum.attr")
-    except ImportError as error:
-        raise MixlabError("Saliency maps need captum, which is not installed: pip install captum") from error

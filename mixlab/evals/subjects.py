@@ -98,7 +98,7 @@ def open_subject(
         torch.manual_seed(seed)
         if name.startswith(TIMM):
             return open_timm(name, weights if mark else None, image_size, options)
-        if mark:
+        if mark and not Path(text).is_file():  # folders may have such a sign in their names
             return of_backbone(text, create_model(name, weights=weights, **options), image_size, trained=True)
         if name in list_models():
             at_size = {} if image_size is None else {"image_size": parse_image_size(image_size)}

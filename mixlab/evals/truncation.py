@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixlab.backbone import Backbone
 from mixlab.data.loader import Loader
 from mixlab.data.open import open_data
-from mixlab.data.subset import Subset
+from mixlab.data.subset import spread
 from mixlab.errors import ConfigError, DataError, require
 from mixlab.evals.accuracy import check_classes
 from mixlab.evals.kernels import each_mixer, learned_kernels, stage_of
@@ -114,7 +114,10 @@ def truncation_curves(
     device: str = "auto",
     watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
-    """Top-1 on a split with the kernels of one stage at a time cut to each share; `images`: only the first so many."""
+    """Top-1 on a split with the kernels of one stage at a time cut to each share.
+
+    `images`: only so many of them, spread over the split.
+    """
     model = backbone_of(source, "kernels")
     wanted = stages_with_kernels(model) if stages is None else list(stages)
     kernel_parts(model, wanted)
@@ -125,8 +128,8 @@ def truncation_curves(
     if images is not None:
         require(images >= 1, f"1 image or more; got {images}.")
         if not hasattr(parts, "read"):
-            raise DataError(f"{data} is a stream of shards, of which no first images can be taken: leave out --images.")
-        parts = Subset(parts, range(min(images, len(parts))))  # type: ignore[arg-type]
+            raise DataError(f"{data} is a stream of shards, of which no part can be taken: leave out --images.")
+        parts = spread(parts, images)  # type: ignore[arg-type]
     settings = [(stage, share) for stage in wanted for share in sorted(set(shares))]
     with processes(device) as own:
         source.to(own.device)

@@ -21,7 +21,7 @@ SIGMAS = 1.96  # of a normal distribution: 95%
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """When timing ends: after `seconds` and `least` rounds. A ratio that is not yet known to `precision` (half of its
-    interval) gets up to `patience` times as long.
+    interval, as a share of it) gets up to `patience` times as long.
     """
 
     seconds: float = 2.0
@@ -57,7 +57,8 @@ class Ratio:
 
     @property
     def uncertainty(self) -> float:
-        return (self.high - self.low) / 2
+        """Half of the interval as a share of the ratio."""
+        return (self.high - self.low) / 2 / self.median
 
     def plain(self) -> dict[str, float]:
         return asdict(self)

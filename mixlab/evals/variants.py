@@ -21,6 +21,7 @@ from mixlab.evals.subjects import Subject
 
 VARIANTS = ("a", "r", "sketch", "v2")
 SUBSETS = {"a": "imagenet_a_synsets.txt", "r": "imagenet_r_synsets.txt"}  # lists that timm ships
+IMAGENET_CLASSES = 1000
 SHIPPED = "timm"  # the word for timm's copy of real.json
 REAL_LABELS = "imagenet_real_labels.json"
 IMAGE_NUMBER = re.compile(r"val_(\d{8})", re.IGNORECASE)
@@ -103,7 +104,10 @@ def class_places(names: Sequence[str], subject: Subject, where: str) -> list[int
     count = subject.num_classes
     if subject.class_names:
         known = {name: number for number, name in enumerate(subject.class_names)}
-    elif count == len(imagenet_places()) and any(name in imagenet_places() for name in names):
+        # trained on folders of WordNet names: ImageNet-V2 has numbers
+        if count == IMAGENET_CLASSES and known.keys() == imagenet_places().keys():
+            known |= {str(number): known[name] for name, number in imagenet_places().items()}
+    elif count == IMAGENET_CLASSES and any(name in imagenet_places() for name in names):
         known = imagenet_places()
     elif all(name.isdecimal() for name in names):  # ImageNet-V2 numbers its folders, without leading zeros
         known = {name: int(name) for name in names if int(name) < count}

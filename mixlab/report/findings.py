@@ -133,6 +133,13 @@ def figure(width: float = 6.4, height: float = 4.0) -> Any:
     return need("matplotlib.figure").Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
+def legend_below(drawn: Any, *entries: Any, side: str, **words: Any) -> None:
+    """A legend of names as they are: a dollar sign in the path of a model is no formula."""
+    legend = drawn.legend(*entries, loc=f"outside lower {side}", frameon=False, **words)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
 def show_cell(cell: Cell) -> str:
     if cell is None:
         return "-"

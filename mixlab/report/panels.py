@@ -47,7 +47,7 @@ def draw_sheet(rows: Sequence[Sequence[Panel]], title: str = "") -> Any:
             place = (left / total[0], bottom / total[1], width / total[0], height / total[1])
             draw_panel(sheet.add_axes(place), panel)
     if title:
-        sheet.text(GAP / total[0], 1 - HEAD / 2 / total[1], title, fontsize=9, va="center")
+        sheet.text(GAP / total[0], 1 - HEAD / 2 / total[1], title, fontsize=9, va="center", parse_math=False)
     return sheet
 
 
@@ -61,7 +61,7 @@ def panel_size(panels: Sequence[Panel]) -> tuple[float, float]:
 
 def draw_panel(axes: Any, panel: Panel) -> None:
     axes.set_axis_off()
-    axes.set_title(panel.title, fontsize=6.5, pad=2)
+    axes.set_title(panel.title, fontsize=6.5, pad=2, parse_math=False)  # of a file or class
     if panel.kind == "image":
         axes.imshow(panel.values.clip(0, 1), interpolation="nearest")
         if panel.mark is not None:

@@ -29,7 +29,8 @@ KINDS = {  # in the order of the page; the kinds that are not here follow under 
     "bench": "Speed",
     "bench_mixers": "Mixers against the number of tokens",
     "bench_activations": "Activations",
-    "bench_compute": "Compute",
+    "bench_macs": "MACs against resolution",
+    "bench_training_compute": "Compute of training",
 }
 NOT_SET: tuple[Any, ...] = (None, "", [], {})
 

@@ -18,27 +18,32 @@ from mixlab.evals.compute import TFLOPS, Phase, count_macs, training_compute
 from mixlab.papers import OTHER, papers
 from mixlab.report.reproduce_costs import downstream_hours
 from mixlab.training.recipe import load_recipe
-from mixlab.zoo import ensemble_row, list_models, model_config
+from mixlab.zoo import ensemble_row, model_config, rows
 
 MARK = "<!-- parse only: days on GPUs, and data of your own -->"
 ROBUSTNESS_MARK = "<!-- parse only: data of your own -->"
 INTRODUCTION = f"""# Reproducing the papers' tables
 
-*Written by `make reproduce` from `mixlab/configs`: the model rows with the papers' figures, the recipes, and `tables.toml`.*
+*`make reproduce` writes this page from `mixlab/configs`: models with the papers' figures, recipes, `tables.toml`.*
 
-Each table has the paper's figure, the recipes that lead to it, and an estimate of its cost. The commands follow in the order
-in which they can run; `imagenet`, `imagenet21k`, `ade20k:PATH` and so on are [your copies of the data](data.md).
-**These figures are the papers'. None of these trainings has been repeated here: that takes GPUs.** What is checked: parameters,
-multiply-accumulates and logits of the models, and that every command below is one that `mixlab` takes.
+Each table has the paper's figures, the recipes that lead to them, and an estimate of the cost. The commands follow in
+an order in which they can run; `imagenet`, `ade20k:PATH` and so on are [your copies of the data](data.md).
+
+**The figures are the papers'. None of these trainings has been repeated here: that takes GPUs.** What is tested: the
+parameters, multiply-accumulates and logits of the models, and that `mixlab` takes every command below.
 
 GPU hours are arithmetic: three forward passes per training image, two operations per multiply-accumulate, at
 {TFLOPS:g} TFLOP/s achieved on each GPU,
 
     hours = 2 x 3 x MACs(image size) x images x epochs / ({TFLOPS:g} x 10^12 x 3600).
 
-An A100 can do 312 TFLOP/s in bf16 at best. Recurrent and small models get far less than {TFLOPS:g} out of it, so read the
-column as a lower bound there, and measure your own: `mixlab bench MODEL --compute --recipe NAME --tflops YOURS`. Evaluation
-during training is not counted. "All" includes the phases before. Recipes set the global batch; see [scale-out](scale.md).
+An A100 can do 312 TFLOP/s in bf16 at best. Recurrent and small models get far less than {TFLOPS:g} out of it: read the
+column as a lower bound there, and count with a rate of your own (`mixlab bench MODEL --compute --recipe NAME`).
+Evaluation is not counted; "all" includes the phases before; a changed model is counted as the unchanged one; detectors
+are counted at 800 x 1280 px. Batch sizes are global: see [scale-out](scale.md). To read a result off finished weights:
+`mixlab eval runs/.../final.safetensors imagenet`, with `--search-crop` for HyenaPixel, as its authors did.
+
+Figures of DeiT, and of DeiT-III in sizes S and B, are ones that Vision-LSTM cites; it trained DeiT-III-T itself.
 """
 
 
@@ -86,7 +91,7 @@ def paper_rows() -> dict[str, dict[str, list[Row]]]:
     """By paper and table: the models' own rows, then the ablations."""
     found: dict[str, dict[str, list[Row]]] = {key: {} for key in papers()}
     titles = {paper.title.split(":")[0]: key for key, paper in papers().items()}
-    for name in list_models():
+    for name in rows():
         ensemble = ensemble_row(name)
         about = ensemble or model_config(name)
         for reported in about.reported:
@@ -145,8 +150,8 @@ def training_commands(row: Row, seen: set[str]) -> Iterator[str]:
 
 
 def model_set(change: str) -> str:
-    """KEY=VALUE pairs, which a space in front of the next key parts, for the shell."""
-    return f" --model-set {' '.join(map(quote, re.split(r' (?=[a-z_]+=[^,]*$)', change)))}" if change else ""
+    """KEY=VALUE pairs, parted by semicolons, for the shell."""
+    return f" --model-set {' '.join(map(quote, change.split('; ')))}" if change else ""
 
 
 def quote(text: str) -> str:
@@ -162,7 +167,9 @@ def block(lines: Iterable[str], mark: str = MARK) -> list[str]:
 
 
 def grid(titles: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    rows = [titles, ["---"] * len(titles), *lines]
+    lines = list(lines)
+    full = [index for index in range(len(titles)) if any(line[index] for line in lines)]
+    rows = [[line[index] for index in full] for line in (titles, ["---"] * len(titles), *lines)]
     return ["| " + " | ".join(cells) + " |" for cells in rows]
 
 
@@ -218,8 +225,10 @@ def downstream_section(entry: Mapping[str, Any], images: Mapping[str, int]) -> l
     for model, value in entry["results"].items():
         source = weights(model, phases_of(model, Reported(table=""))[-1])
         changed = [change for start, change in entry.get("change", {}).items() if model.startswith(start)]
-        hours = downstream_hours(model, entry["recipe"], entry.get("set"), images[entry["data"]], TFLOPS)
-        lines.append([f"`{model}`", f"{value}", f"`{entry['recipe']}`", "not counted" if hours is None else number(hours)])
+        settings = {"change": "".join(changed), "kind": entry.get("set", "").partition("=")[2]}
+        hours = downstream_hours(model, entry["recipe"], images[entry["data"]], TFLOPS, **settings)
+        cost = "not counted" if hours is None else number(hours)
+        lines.append([f"`{model}`", f"{value}", f"`{entry['recipe']}`", cost])
         out = f"runs/{model}/{entry['recipe']}_{entry['data']}" + ("_cascade" if "set" in entry else "")
         rest = (f" --set {entry['set']}" if "set" in entry else "") + "".join(map(model_set, changed))
         commands.append(f"{downstream_command(entry, model, source)} --out {out}{rest}  # {value}")
@@ -267,11 +276,11 @@ def sections(paper: str, rows: Mapping[str, Sequence[Row]], seen: set[str]) -> d
 
 def page() -> str:
     """The whole page as Markdown."""
-    lines, seen, rows = [INTRODUCTION], set[str](), paper_rows()
+    lines, seen, known = [INTRODUCTION], set[str](), paper_rows()
     for key, paper in papers().items():
         lines += [f"## {paper.title}", "", f"{paper.authors[0]} et al., arXiv {paper.arxiv}.", ""]
-        for table, part in sections(key, rows[key], seen).items():
-            lines += [f"### {paper.title.split(':')[0]}, {table}", "", *part]
+        for table, part in sections(key, known[key], seen).items():
+            lines += [f"### {table}", "", *part]
     return "\n".join(lines).rstrip() + "\n"
 
 

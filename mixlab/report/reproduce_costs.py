@@ -5,6 +5,7 @@ import functools
 import torch
 
 import mixlab
+from mixlab.cli.arguments import pairs
 from mixlab.dense.detector import create_detector
 from mixlab.dense.segmenter import create_segmenter
 from mixlab.errors import MacsError
@@ -15,13 +16,18 @@ DETECTION_SIZE = (800, 1280)  # the size at which the papers count; recipes draw
 VTAB_TASKS, VTAB_TRAIN = 19, 800  # images for the sweep; all of them for the result
 
 
-def downstream_hours(model: str, recipe: str, change: str | None, images: int, tflops: float) -> float | None:
-    """None where an operator's multiply-accumulates are not known (Deformable DETR's sampling)."""
+def downstream_hours(
+    model: str, recipe: str, images: int, tflops: float, *, change: str = "", kind: str = ""
+) -> float | None:
+    """With what --model-set would change, and another kind of detector than the recipe's.
+
+    None where an operator's multiply-accumulates are not known (Deformable DETR's sampling).
+    """
     kept = load_recipe(recipe, model=model)
     if kept.task == "classification":
         run = training_compute(model, kept, images=images, form="mask")
         return run.gpu_hours(tflops) * (1 if kept.sweep is None else sweep_factor(kept))
-    macs = dense_macs(model, recipe, change or "")
+    macs = dense_macs(model, recipe, change, kind)
     if macs is None:
         return None
     steps = kept.schedule.updates or 0
@@ -37,21 +43,21 @@ def sweep_factor(recipe: Recipe) -> float:
 
 
 @functools.cache
-def dense_macs(model: str, recipe: str, change: str) -> int | None:
+def dense_macs(model: str, recipe: str, change: str, kind: str) -> int | None:
     """Of one training image with the decoder or detector, its auxiliary head left out."""
     kept = load_recipe(recipe, model=model)
+    options = pairs(change.split("; ") if change else [], "change")
     with torch.device("meta"):
-        if kept.task == "segmentation":
-            assert kept.segmentation is not None and kept.image_size is not None
+        if kept.segmentation is not None:
             words = {"width": kept.segmentation.width, "norms": kept.segmentation.norms}
-            whole = create_segmenter(model, kept.segmentation.decoder, num_classes=150, **words)
-            return mixlab.macs(whole, kept.image_size)
+            decoder = kept.segmentation.decoder
+            whole = create_segmenter(model, decoder, num_classes=150, backbone_options=options, **words)
+            return mixlab.macs(whole, kept.image_size or 512)
         assert kept.detector is not None
-        kind = change.partition("=")[2] or kept.detector.kind
-        whole = create_detector(model, kind, num_classes=80, norms=kept.detector.norms)
+        norms = kept.detector.norms
+        named = kind or kept.detector.kind
+        detector = create_detector(model, named, num_classes=80, backbone_options=options, norms=norms)
     try:
-        return mixlab.macs(whole, DETECTION_SIZE)
+        return mixlab.macs(detector, DETECTION_SIZE)
     except MacsError:
         return None
-
-

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mixlab.evals.corruptions import short_name
-from mixlab.report.findings import figure
+from mixlab.report.findings import figure, legend_below
 
 MARKERS = "osD^vPX*<>"
 Drawn = dict[str, tuple[str, Any]]  # name: caption and figure
@@ -75,5 +75,5 @@ def finish(drawn: Any, axes: Any) -> Any:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    drawn.legend(fontsize="small", loc="outside lower left", frameon=False)
+    legend_below(drawn, side="left", fontsize="small")
     return drawn

@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 
 from mixlab.data import ImageData, Joined, Subset, hold_out, open_data
+from mixlab.data.subset import spread
 from mixlab.errors import DataError
 
 
@@ -22,6 +23,12 @@ def test_a_subset_has_the_images_at_its_indices() -> None:
     assert names(part) == [data.name(5), data.name(3)]
     assert part.label(1) == data.label(3)
     assert part.read(0).tobytes() == data.read(5).tobytes()
+
+
+def test_a_spread_covers_the_whole_of_the_data() -> None:
+    data = digits("val")
+    assert names(spread(data, 3)) == [data.name(index * len(data) // 3) for index in range(3)]
+    assert names(spread(data, 10**6)) == names(data)
 
 
 def test_joined_data_come_one_behind_the_other() -> None:

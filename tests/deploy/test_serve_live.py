@@ -12,25 +12,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 
 import mixlab
 from mixlab import cli
 from mixlab.cli import serving as verb
-from mixlab.errors import ConfigError
+from mixlab.errors import ConfigError, MixlabError
 from tests.deploy.uploads import FORM, form, png
 
 pytest.importorskip("fastapi")
 
-from mixlab.deploy.serve import serving
+from mixlab.deploy.serve import bound, protocol, serve, serving
 
 GOOD = form(png(0))
-VERB = (
-    "import sys; from mixlab import cli; from mixlab.cli import serving; "
-    "cli.VERBS['serve'] = (serving.serve, serving.serve_parser); sys.exit(cli.main(sys.argv[1:]))"
-)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +119,37 @@ def test_dripping_headers_are_cut_off(place: tuple[str, int]) -> None:
     assert post(place) == 200
 
 
+def test_an_answer_that_nobody_reads_is_thrown_away() -> None:
+    import asyncio
+
+    import uvicorn
+
+    size, ended = 2**26, asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    class Watched(protocol(0.3)):  # type: ignore[misc]
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            ended.set()
+
+    async def visit() -> None:
+        door = bound("127.0.0.1", 0)
+        server = uvicorn.Server(uvicorn.Config(app, http=Watched, lifespan="off", log_level="error"))
+        running = asyncio.create_task(server._serve([door]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        with socket.create_connection(door.getsockname()) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await asyncio.wait_for(ended.wait(), 10)
+        server.should_exit = True
+        await running
+
+    asyncio.run(visit())
+
+
 def test_a_client_that_hangs_up_leaves_no_trace(place: tuple[str, int]) -> None:
     for _ in range(5):
         with socket.create_connection(place) as connection:
@@ -157,9 +186,22 @@ def test_a_public_address_without_a_token_is_warned_of(weights: Path, capsys: py
         assert "anyone who reaches 0.0.0.0" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_a_loopback_address_of_another_name_answers_to_it(weights: Path) -> None:
+    with serving(weights, host="127.0.0.2") as address:
+        assert post(split(address)) == 200
+
+
+def test_a_model_that_fails_on_its_first_image_is_an_error() -> None:
+    model = mixlab.create_model("caformer_pico", num_classes=3, image_size=32)
+    torch.nn.init.constant_(model.get_parameter("head.classifier.bias"), float("nan"))
+    with pytest.raises(MixlabError, match="did not start"):
+        serve(model, port=0)
+
+
 @contextlib.contextmanager
 def process(weights: Path, *more: str) -> Iterator[tuple["subprocess.Popen[str]", tuple[str, int]]]:
-    command = [sys.executable, "-c", VERB, "serve", str(weights), "--port", "0", *more]
+    command = [sys.executable, "-m", "mixlab", "serve", str(weights), "--port", "0", *more]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     ) as own:
@@ -192,10 +234,7 @@ def test_a_signal_lets_running_requests_finish_and_then_ends_quietly(
         assert server.stderr.read() == ""
 
 
-def test_missing_weights_are_one_line_and_exit_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(cli.VERBS, "serve", (verb.serve, verb.serve_parser))
+def test_missing_weights_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "no.safetensors"]) == 2
     assert capsys.readouterr().err == "mixlab: The weight file no.safetensors does not exist.\n"
 

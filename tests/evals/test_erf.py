@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import mixlab
 from mixlab.errors import ConfigError, ImageError
-from mixlab.evals.erf import Field, Part, area_of, band, cross_of, differentiable, find_places, measure_fields
+from mixlab.evals.erf import Field, Part, area_of, band, cross_of, find_places, measure_fields
 from mixlab.evals.erf_gallery import Scale, receptive_fields, rescaled
+from mixlab.evals.gradients import differentiable
 from mixlab.evals.subjects import Subject, open_subject
 from mixlab.report.findings import Finding
 

@@ -1,6 +1,7 @@
 """Accuracy on corrupted, collected anew and attacked images, against answers that are known."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from mixlab.errors import ConfigError, DataError, MixlabError
 from mixlab.evals.accuracy import evaluate
 from mixlab.evals.attacks import Attack
 from mixlab.evals.corruptions import SEVERITIES, Corrupt, alexnet_errors, corrupt, standard
-from mixlab.evals.examine import Feeding, Look, Pixels, Predictions, batches, examine
+from mixlab.evals.examine import Feeding, Look, Pixels, Predictions, Watch, batches, examine
 from mixlab.evals.robustness import Trials, real_score, robustness
 from mixlab.evals.scores import Result, Score
 from mixlab.evals.subjects import Subject, of_backbone
@@ -65,6 +66,14 @@ def test_the_folders_of_imagenet_v2_are_numbers_not_words(tmp_path: Path) -> Non
         put(tmp_path / str(number), colour(number))
     put(tmp_path / "100", colour(100), colour(3))
     assert top1(by_colour(), "v2", tmp_path) == 80
+
+
+def test_the_numbers_of_imagenet_v2_are_known_to_a_model_with_wordnet_names(tmp_path: Path) -> None:
+    """Trained on folders in another order than ImageNet's: numbers are still those of ImageNet."""
+    names = tuple(reversed(imagenet_places()))
+    for number in (2, 10, 999):
+        put(tmp_path / str(number), colour(999 - number))
+    assert top1(replace(by_colour(), class_names=names), "v2", tmp_path) == 100
 
 
 def test_the_folders_of_imagenet_sketch_are_wordnet_names(tmp_path: Path) -> None:
@@ -285,6 +294,28 @@ def test_corrupted_digits_are_harder_and_models_do_not_disturb_each_other(
     assert sorted(figures) == ["robustness-corruptions", "robustness-severity"]
 
 
+def test_ctrl_c_keeps_what_is_whole(weights: Path, tmp_path: Path) -> None:
+    tests = Trials(corruptions=("brightness", "contrast"), severities=(1, 5), attacks=(Attack(kind="fgsm"),))
+    some = Feeding(batch=24, workers=0, images=24)
+
+    def stop_at(title: str) -> Watch:
+        def watch(what: str, done: int, total: int) -> None:
+            if what.startswith(title):
+                raise KeyboardInterrupt
+
+        return watch
+
+    found, figures = robustness([weights], "digits", tests=tests, feeding=some, watch=stop_at("contrast 5"))
+    assert found.settings["interrupted"]
+    assert found.columns == ("model", "clean", "error", "Bright", "FGSM 1/255")
+    write_finding(found, tmp_path, figures)
+    early, figures = robustness([weights], "digits", tests=tests, feeding=some, watch=stop_at("brightness 1"))
+    assert early.columns == ("model", "clean", "FGSM 1/255")
+    assert list(figures) == ["robustness-epsilon"]
+    with pytest.raises(KeyboardInterrupt):
+        robustness([weights], "digits", tests=tests, feeding=some, watch=stop_at("clean"))
+
+
 # -- errors --------------------------------------------------------------------------------------
 
 
@@ -303,6 +334,28 @@ def test_what_cannot_be_measured_is_said_before_anything_runs(weights: Path, tmp
         Trials(severity_set="tiny_imagnet")
     with pytest.raises(DataError, match="not a folder"):
         robustness([by_colour()], None, tests=Trials(corruptions=(), attacks=(), variants={"a": tmp_path / "nowhere"}))
+
+
+def test_images_that_are_too_small_to_corrupt_and_crops_that_are_none_are_errors(weights: Path) -> None:
+    with pytest.raises(ConfigError, match=r"32 pixels or more.*24 x 24"):
+        robustness([weights], "digits", feeding=Feeding(image_size=24, workers=0))
+    with pytest.raises(ConfigError, match="crop"):
+        Feeding(crop=0)
+
+
+def test_data_of_which_nothing_can_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "broken.png").write_text("no image")
+    with pytest.raises(DataError, match="None of the images"):
+        top1(by_colour(), "v2", tmp_path)
+
+
+def test_a_dollar_in_the_name_of_a_model_is_no_formula(tmp_path: Path) -> None:
+    for number in range(2):
+        put(tmp_path / "fog" / "1" / str(number), colour(number))
+    tests = Trials(corruptions=("fog",), severities=(1,), attacks=(), prepared=tmp_path)
+    found, figures = robustness([replace(by_colour(), name="run$x_{/a$")], None, tests=tests, feeding=QUICK)
+    write_finding(found, tmp_path / "out", figures)
 
 
 def test_other_classes_of_the_same_number_are_refused(weights: Path, tmp_path: Path) -> None:

@@ -72,6 +72,14 @@ def test_a_ratio_above_one_is_faster() -> None:
     assert (ratio.median, ratio.best) == (2.5, 2.0)
 
 
+def test_the_uncertainty_is_a_share_of_the_ratio() -> None:
+    """What is ten times as fast is known as well as what is ten times as slow."""
+    times = [1.0, 1.1, 1.2, 1.3, 1.4]
+    fast, slow = Ratio.of([0.1] * 5, times), Ratio.of([10.0] * 5, times)
+    assert fast.uncertainty == pytest.approx(slow.uncertainty)
+    assert fast.uncertainty == pytest.approx((fast.high - fast.low) / 2 / fast.median)
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=60))
 def test_the_interval_holds_the_median(pairs: list[tuple[float, float]]) -> None:
     own, peer = zip(*pairs, strict=True)

@@ -1,0 +1,92 @@
+"""`mixlab export`."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+from mixlab.cli.arguments import need
+from mixlab.cli.printing import parse_size, wide_open
+from mixlab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mixlab.deploy.export import ExportResult
+
+
+def export_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        description="A model as a file for other programs, run and compared with PyTorch before it is written. "
+        "Example: mixlab export runs/mine/final.safetensors --out model.onnx"
+    )
+    parser.add_argument("model", help="a weight file, a model's name, NAME=WEIGHTS, or timm:NAME")
+    parser.add_argument("--format", default="onnx", help="onnx, torch_export, or aot (compiled; needs a C++ compiler)")
+    parser.add_argument("--out", default=None, help="the file: .onnx, or .pt2 for torch_export and aot")
+    parser.add_argument("--image-size", default=None, help="N or HxW, the only size it takes; default: the model's own")
+    parser.add_argument("--batch", default="dynamic", help="dynamic, or the only number of images it takes")
+    parser.add_argument("--quantise", default=None, help="int8: weights as 8-bit numbers (onnx only)")
+    parser.add_argument("--data", default=None, help="measure the top-1 accuracy before and after on this data")
+    parser.add_argument("--split", default="val", choices=["train", "val", "test"], help="of the data")
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    return parser
+
+
+def export(arguments: Namespace) -> None:
+    """Write a model as ONNX, torch.export or compiled code."""
+    need(arguments, "out")
+    size = None if arguments.image_size is None else parse_size(str(arguments.image_size))
+    batch = parse_batch(str(arguments.batch))
+    from mixlab.deploy.export import export as run
+
+    names = ("format", "quantise", "data", "split", "force")
+    with progress() as say:
+        result = run(
+            arguments.model,
+            arguments.out,
+            image_size=size,
+            batch=batch,
+            say=say,
+            **{name: arguments[name] for name in names},
+        )
+    print(json.dumps(result.plain(), indent=1) if arguments.json else told(result))
+
+
+def parse_batch(text: str) -> int | Literal["dynamic"]:
+    if text != "dynamic" and not text.isdecimal():
+        raise ConfigError(f"--batch takes 'dynamic' or a number of images; got {text!r}.")
+    return "dynamic" if text == "dynamic" else int(text)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None] | None]:
+    """What is being done, for people who watch."""
+    if not wide_open():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("opening the model") as status:
+        yield lambda text: status.update(text)
+
+
+def told(result: "ExportResult") -> str:
+    """The result in words."""
+    height, width = result.image_size
+    taken = "any number of images" if result.batch is None else f"{result.batch} images at once"
+    lines = [
+        f"{result.path}: {result.format}, {result.bytes / 1e6:.1f} MB, {taken} of {height} x {width} px, "
+        f"written in {result.seconds:.0f} s",
+        f"largest difference from PyTorch {result.difference:.2g} (scores up to {result.scale:.3g})",
+    ]
+    if not result.scale:
+        lines.append("every score is 0, as those of a fresh classifier can be: the comparison says nothing")
+    if result.quantised is not None:
+        lines.append(f"largest difference with {result.quantised} weights {result.quantised_difference:.2g}")
+    if result.top1 is not None and result.exported_top1 is not None:
+        lost = result.exported_top1 - result.top1
+        lines.append(f"top-1 {result.top1:.2f}% in PyTorch, {result.exported_top1:.2f}% in the file ({lost:+.2f})")
+    if not result.trained:
+        lines.append("the weights are fresh: this file recognises nothing")
+    return "\n".join(lines)
