@@ -35,10 +35,6 @@ FORM = f"multipart/form-data; boundary={BOUNDARY}"
 TOLERANCE = 1e-4
 GROWTH = 0.10  # of the memory after the warm-up round, that the last round may add
 PICTURES = 24
-VERB = (
-    "import sys; from mixlab import cli; from mixlab.cli import serving; "
-    "cli.VERBS['serve'] = (serving.serve, serving.serve_parser); sys.exit(cli.main(sys.argv[1:]))"
-)
 
 
 @dataclass(frozen=True)
@@ -191,7 +187,7 @@ def matches(case: Case, told: dict[str, list[dict[str, list[dict[str, float | st
 
 @contextlib.contextmanager
 def server(weights: str, timeout: float) -> Iterator[tuple[str, int]]:
-    command = [sys.executable, "-c", VERB, "serve", weights, "--port", "0", "--timeout", str(timeout)]
+    command = [sys.executable, "-m", "mixlab", "serve", weights, "--port", "0", "--timeout", str(timeout)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         assert process.stderr is not None
         line = process.stderr.readline()

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from mixlab.grid import Grid
 from mixlab.guards import without_autocast
-from mixlab.ops.longconv import Prepared, convolve, fastest, fit, prepare
+from mixlab.ops.longconv import Form, Prepared, convolve, fastest, fit, prepare
 from mixlab.ops.twosteps import convolve_two_steps, prepare_two_steps
 
 
@@ -23,12 +23,12 @@ class FixedConv(nn.Module):
         centres = tuple(0 if causal else taps // 2 for taps in kernel.shape[:-1])
         self.sizes = sizes
         self.spans, taps = fit(kernel.detach().float(), sizes, centres)
-        form = fastest(sizes, tuple(span.taps for span in self.spans))
-        self.in_two_steps = form == "fft" and len(sizes) == 1
+        self.form: Form = fastest(sizes, tuple(span.taps for span in self.spans))
+        self.in_two_steps = self.form == "fft" and len(sizes) == 1
+        self.form = "matrix" if self.form == "fft" else self.form
         if self.in_two_steps:
             ready = prepare_two_steps(taps, self.spans[0])
         else:
-            self.form = "matrix" if form == "fft" else form
             ready = prepare(taps, self.spans, self.form).kernel
         self.register_buffer("kernel", ready)
 

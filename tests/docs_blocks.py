@@ -25,11 +25,14 @@ from mixlab.zoo import ensemble_row, list_models, model_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-FENCE = re.compile(r"^(?P<mark><!-- [^\n]* -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.M | re.S)
+FENCE = re.compile(
+    r"^(?P<mark><!-- [^\n]* -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.M | re.S
+)
 SHELL, OUTPUT = ("sh", "bash"), ("text",)
 # pages whose commands all take minutes, or what other pages make: their blocks need no marks
 PARSED = {"bench.md": "minutes of measuring", "report.md": "folders of other verbs", "export.md": "a trained model"}
 HARMLESS = {"cd", "export", "if", "fi", "curl", ".", "kill", "git"}  # nothing to check but the syntax
+NAMING = ("train", "finetune", "transfer", "info")  # verbs that take the name of a model
 OPERATORS = {"&&", "||", "|", ";", "&", "then", "else", "do"}
 
 
@@ -151,7 +154,7 @@ def check_mixlab(words: Sequence[str]) -> None:
     """The parser takes it, and models, recipes and what is changed of them exist."""
     parsed = parser().parse_args(list(words))
     verb, arguments = parsed.verb, parsed[parsed.verb]
-    named = [arguments.model] if verb in ("train", "finetune", "transfer", "info") else []
+    named = [arguments.get("model", arguments.get("name"))] if verb in NAMING else []
     models = [name for name in named if name not in (None, "...")]
     for pattern in arguments.models if verb in ("compare", "bench") else ():
         assert list_models(pattern) or pattern.startswith("timm:"), f"no model is called {pattern}"
@@ -196,7 +199,8 @@ def environment() -> dict[str, str]:
 
 
 def execute(line: str, folder: Path, document: str = "") -> subprocess.CompletedProcess[str]:
-    text = f"{line}\n{document}\n{re.findall(r'<<.(\w+)', line)[0]}" if document else line
+    end = re.findall(r"<<'(\w+)'", line)
+    text = "\n".join([line, document, *end]) if end else line
     return subprocess.run(["bash", "-e", "-c", text], cwd=folder, env=environment(), capture_output=True, text=True)
 
 
@@ -204,7 +208,12 @@ def start_server(line: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
     """Once it answers, at a port that is free."""
     words = [word for word in next(commands_of(line)) if word != "&"]
     server = subprocess.Popen(
-        [*words, "--port", "0"], cwd=folder, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [*words, "--port", "0"],
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     )
     assert server.stderr is not None
     for told in server.stderr:

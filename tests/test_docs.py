@@ -1,4 +1,4 @@
-"""Every block of code in the README and the docs runs, or is marked and taken by the real parsers; nothing is left out."""
+"""Every block of code in the README and the docs runs, or is marked and the real parsers take it."""
 
 import collections
 import os

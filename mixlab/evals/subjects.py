@@ -101,7 +101,7 @@ def open_subject(
         if mark and not Path(text).is_file():  # folders may have such a sign in their names
             return of_backbone(text, create_model(name, weights=weights, **options), image_size, trained=True)
         if name in list_models():
-            at_size = {} if image_size is None else {"image_size": parse_image_size(image_size)}
+            at_size: dict[str, Any] = {} if image_size is None else {"image_size": parse_image_size(image_size)}
             return of_backbone(name, create_model(name, **options, **at_size), image_size, trained=False)
         if not Path(text).is_file():
             raise ConfigError(
@@ -116,7 +116,7 @@ def of_backbone(name: str, model: Backbone, image_size: int | tuple[int, int] | 
     return Subject(
         name=name,
         model=model.eval(),
-        image_size=tuple(config.image_size) if image_size is None else parse_image_size(image_size),
+        image_size=(config.image_size[0], config.image_size[1]) if image_size is None else parse_image_size(image_size),
         in_channels=config.in_channels,
         num_classes=config.num_classes,
         preprocessing=config.preprocessing,
@@ -170,7 +170,7 @@ def open_timm(
         model=model.eval(),
         image_size=tuple(settings["input_size"][1:]) if image_size is None else parse_image_size(image_size),
         in_channels=options.get("in_chans", settings["input_size"][0]),
-        num_classes=model.num_classes,
+        num_classes=getattr(model, "num_classes"),  # noqa: B009  set by every model of timm
         preprocessing=Preprocessing(
             mean=tuple(settings["mean"]),
             std=tuple(settings["std"]),

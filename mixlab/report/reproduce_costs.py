@@ -1,6 +1,7 @@
 """GPU hours of a training that starts from weights and goes to other data."""
 
 import functools
+from typing import Any
 
 import torch
 
@@ -49,13 +50,13 @@ def dense_macs(model: str, recipe: str, change: str, kind: str) -> int | None:
     options = pairs(change.split("; ") if change else [], "change")
     with torch.device("meta"):
         if kept.segmentation is not None:
-            words = {"width": kept.segmentation.width, "norms": kept.segmentation.norms}
+            words: dict[str, Any] = {"width": kept.segmentation.width, "norms": kept.segmentation.norms}
             decoder = kept.segmentation.decoder
             whole = create_segmenter(model, decoder, num_classes=150, backbone_options=options, **words)
             return mixlab.macs(whole, kept.image_size or 512)
         assert kept.detector is not None
         norms = kept.detector.norms
-        named = kind or kept.detector.kind
+        named: Any = kind or kept.detector.kind
         detector = create_detector(model, named, num_classes=80, backbone_options=options, norms=norms)
     try:
         return mixlab.macs(detector, DETECTION_SIZE)

@@ -6,7 +6,7 @@ import functools
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from os import PathLike
 from pathlib import Path
@@ -207,6 +207,7 @@ class Recipe:
     drop_path: float | None = None
     drop_path_schedule: Literal["ramp", "constant"] | None = None
     head_dropout: float | None = None
+    model: dict[str, Any] = field(default_factory=dict)  # options of `create_model` that go with the recipe
     train_only: Literal["all", "head"] = "all"
     evaluate_every: int = 1  # epochs; the last one is always evaluated
 
@@ -236,6 +237,7 @@ PARTS: dict[str, type] = {
     "detector": DetectorConfig,
     "detector.deformable": DeformableOptions,
 }
+MODEL = "model"
 ALTERNATIVES = [("epochs", "updates"), ("warmup_epochs", "warmup_updates")]  # of a schedule: one replaces the other
 
 
@@ -327,10 +329,11 @@ def refuse_other_unit(row: Mapping[str, Any], unit: str, what: str) -> None:
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}."""
+    """{"a": {"b": 1}} as {"a.b": 1}; the options of a model stay together."""
     found: dict[str, Any] = {}
     for key, value in row.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        whole = not isinstance(value, Mapping) or prefix + key == MODEL
+        found |= {prefix + key: value} if whole else flat(value, f"{prefix}{key}.")
     return found
 
 
@@ -349,4 +352,6 @@ def put(row: dict[str, Any], key: str, value: Any, what: str) -> None:
         place = place[name]
         if not isinstance(place, dict):
             raise ConfigError(f"{part} of {what} must be a table with keys such as {last}; got {place!r}.")
+    if key == MODEL and isinstance(value, Mapping):
+        value = {**place.get(MODEL, {}), **value}
     place[last] = None if value == "none" else value

@@ -262,7 +262,7 @@ class Preparation:
         return Joined(*parts), val
 
     def build_model(self) -> Model:
-        options = {"num_classes": len(self.train_data.class_names), **self.config.options}
+        options = {"num_classes": len(self.train_data.class_names), **self.recipe.model, **self.config.options}
         size = self.recipe.image_size
         options |= {"image_size": size} if size is not None and "image_size" not in options else {}
         drops = {"rate": self.recipe.drop_path, "schedule": self.recipe.drop_path_schedule}

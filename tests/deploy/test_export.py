@@ -17,20 +17,22 @@ from mixlab.deploy.export import export, open_export
 from mixlab.errors import CompileError, ConfigError, DataError, ExportError, ImageError, MixlabError
 from mixlab.grid import Grid
 from mixlab.mixers import Mixer
+from mixlab.zoo import model_config
 
 onnx: Any = pytest.importorskip("onnx")
 onnxruntime: Any = pytest.importorskip("onnxruntime")
 
 PICO = mixlab.list_models("*_pico")
-FEW = {"dims": [8] * 4, "depths": [1] * 4}  # the operators of a family in a model that is written in seconds
-SMALL: dict[str, dict[str, Any]] = {
-    "caformer_pico": {"depths": [1] * 4},
-    "sequencer2d_pico": {"depths": [1] * 4},
-    "vil_pico": {"dims": [24], "depths": [2]},
-    "hpx_former_pico": FEW,
-    "hb_former_pico": FEW,
-    "coat_lite_pico": {"dims": [16] * 4, "depths": [1] * 4},
-}
+FEW = {"dims": [8] * 4, "depths": [1] * 4}
+FAMILIES = ["caformer_pico", "sequencer2d_pico", "vil_pico", "hpx_former_pico", "hb_former_pico", "coat_lite_pico"]
+PER_STAGE = ("dims", "mixers", "mlp_ratio", "branch_scale", "class_tokens")
+
+
+def last_stages(name: str) -> mixlab.Backbone:
+    """The operators of a family in few blocks: its last two stages with a block each, or two blocks of its only one."""
+    row = model_config(name).plain()
+    cut = {field: row[field][-2:] for field in PER_STAGE}
+    return small(name, **cut, depths=[1, 1] if len(row["dims"]) > 1 else [2], downsample=row["downsample"][-1:])
 
 
 def small(name: str, **overrides: Any) -> mixlab.Backbone:
@@ -69,9 +71,9 @@ def check_onnx(model: mixlab.Backbone, folder: Path) -> None:
     assert [file.name for file in folder.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_one_model_of_each_family_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
-    check_onnx(small(name, **SMALL[name]), tmp_path)
+    check_onnx(last_stages(name), tmp_path)
 
 
 @pytest.mark.heavy
@@ -139,9 +141,9 @@ def test_torch_export_comes_back_with_the_same_scores_for_any_batch(tmp_path: Pa
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_compiled_code_gives_the_same_scores_for_any_batch(name: str, tmp_path: Path) -> None:
-    model = small(name, **SMALL[name])
+    model = last_stages(name)
     result = export(model, tmp_path / "model.pt2", "aot")
     back = open_export(result.path)
     images = torch.randn(5, 3, *model.config.image_size)
@@ -174,18 +176,17 @@ def fit_classifier(model: mixlab.Backbone) -> None:
     found = [(model.embed(batch.images), batch.labels) for batch in loader.epoch(0)]
     features, labels = torch.cat([one for one, _ in found]), torch.cat([one for _, one in found])
     wide = torch.cat([features, torch.ones(len(features), 1)], 1).double()
-    gram = wide.T @ wide + 1e-3 * torch.eye(wide.shape[1])
+    gram = wide.T @ wide + 10 * torch.eye(wide.shape[1])  # without it the classifier hangs on the last digits
     solved = torch.linalg.solve(gram, wide.T @ torch.eye(10).double()[labels]).float()  # (features + 1, 10)
     model.get_parameter("head.classifier.weight").copy_(solved[:-1].T)
     model.get_parameter("head.classifier.bias").copy_(solved[-1])
 
 
 def test_int8_is_smaller_and_its_accuracy_is_reported_beside_pytorchs(tmp_path: Path) -> None:
-    model = small("caformer_pico", depths=[1, 1, 1, 1], head="linear")
+    model = tiny(dims=[32, 128], num_classes=10, head="linear")
     fit_classifier(model)
-    plain = export(model, tmp_path / "plain.onnx")
     result = export(model, tmp_path / "int8.onnx", quantise="int8", data="digits")
-    assert result.bytes < 0.6 * plain.bytes
+    assert result.bytes < 0.6 * 4 * sum(parameter.numel() for parameter in model.parameters())
     assert result.top1 is not None
     assert result.exported_top1 is not None
     assert result.top1 > 60
@@ -195,7 +196,7 @@ def test_int8_is_smaller_and_its_accuracy_is_reported_beside_pytorchs(tmp_path: 
     back = open_export(result.path)
     assert back.about["quantised"] == "int8"
     assert back.run(torch.randn(4, 3, 32, 32)).shape == (4, 10)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["int8.onnx", "plain.onnx"]
+    assert [file.name for file in tmp_path.iterdir()] == ["int8.onnx"]
 
 
 # -- refusals ------------------------------------------------------------------------------------

@@ -700,3 +700,13 @@ def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not a TOML file"):
         load_recipe(tmp_path / "binary.toml")
+
+
+def test_options_of_the_model_go_with_a_recipe_and_add_up(tmp_path: Path) -> None:
+    plain = load_recipe("segmentation_small", model="vil_pico")
+    mine = load_recipe("segmentation_small", model="caformer_pico", changes={"model": {"drop_path": 0.1}})
+    assert plain.model == {}
+    assert mine.model["init"] == "xavier_lecun"
+    assert mine.model["stem"]["stride"] == 4
+    assert mine.model["drop_path"] == 0.1
+    assert load_recipe("segmentation_small", model="caformer_pico").model.keys() == {"init", "stem"}

@@ -1,0 +1,133 @@
+"""Every model in every export format: difference from PyTorch, size and speed, written into docs/export.md.
+
+python benchmarks/export_matrix.py                  # all pico models
+python benchmarks/export_matrix.py --full           # and one model of a real size per family (an hour or more)
+python benchmarks/export_matrix.py vil_tiny --print # one model, to the terminal only
+
+Speed is that of one batch, the file and eager PyTorch in turn, the best of several rounds with the same threads.
+"""
+
+import argparse
+import gc
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import mixlab
+from mixlab.deploy.export import export, open_export
+from mixlab.errors import MixlabError
+from mixlab.evals.speed import Timing, alternate
+from mixlab.files import write_whole
+from mixlab.report.results import describe_machine
+
+PAGE = Path(__file__).parent.parent / "docs" / "export.md"
+START, END = "<!-- export matrix: start -->", "<!-- export matrix: end -->"
+TARGETS = {
+    "onnx": ("onnx", None),
+    "onnx int8": ("onnx", "int8"),
+    "torch_export": ("torch_export", None),
+    "aot": ("aot", None),
+}
+FULL = (
+    "poolformerv2_s12",
+    "caformer_s18",
+    "sequencer2d_s",
+    "vil_tiny",
+    "deit_tiny",
+    "hpx_former_s18",
+    "hb_former_s18",
+    "coat_lite_tiny",
+)
+HEADER = ("model", "px", "target", "largest difference", "scores up to", "MB", "PyTorch ms", "file ms", "times as fast")
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    side: int
+    target: str
+    difference: float
+    scale: float
+    megabytes: float
+    eager: Timing
+    file: Timing
+
+    def cells(self) -> tuple[str, ...]:
+        times = [f"{1e3 * timing.best:.1f}" for timing in (self.eager, self.file)]
+        ratio = f"{self.eager.best / self.file.best:.2f}"
+        found = (f"{self.difference:.1e}", f"{self.scale:.2f}", f"{self.megabytes:.1f}", *times, ratio)
+        return (f"`{self.model}`", str(self.side), self.target, *found)
+
+
+def measure(name: str, target: str, batch: int, rounds: int) -> Row:
+    torch.manual_seed(0)
+    model = mixlab.create_model(name).eval()
+    for member in model.modules():
+        if isinstance(member, mixlab.Backbone) and hasattr(member, "head"):
+            nn.init.normal_(member.get_parameter("head.classifier.weight"), std=0.02)  # Sequencer's starts at zero
+    kind, quantise = TARGETS[target]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / ("model.onnx" if kind == "onnx" else "model.pt2")
+        result = export(model, path, kind, quantise=quantise, say=tell(f"{name}, {target}"))
+        run = open_export(path).run
+        images = torch.randn(batch, model.config.in_channels, *result.image_size)
+
+        def eager() -> None:
+            with torch.inference_mode():
+                model(images)
+
+        timings = alternate({"eager": eager, "file": lambda: run(images)}, rounds)
+    apart = result.difference if result.quantised_difference is None else result.quantised_difference
+    megabytes, side = result.bytes / 1e6, result.image_size[0]
+    return Row(name, side, target, apart, result.scale, megabytes, timings["eager"], timings["file"])
+
+
+def tell(subject: str) -> Callable[[str], None] | None:
+    return (lambda step: print(f"{subject}: {step}", file=sys.stderr)) if sys.stderr.isatty() else None
+
+
+def table(names: list[str], targets: list[str], batch: int, rounds: int) -> list[str]:
+    lines = [f"| {' | '.join(HEADER)} |", "|---|--:|---|" + "--:|" * (len(HEADER) - 3)]
+    for name in names:
+        for target in targets:
+            try:
+                cells = measure(name, target, batch, rounds).cells()
+            except MixlabError as error:
+                reason = " ".join(str(error).split())[:120].replace("|", "/")
+                cells = (f"`{name}`", "", target, f"none: {reason}", *("",) * 5)
+            lines.append(f"| {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+            gc.collect()
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="models; default: all pico models")
+    parser.add_argument("--full", action="store_true", help="and one model of a real size per family")
+    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--print", action="store_true", help="leave the page as it is")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    names = [*(arguments.names or mixlab.list_models("*_pico")), *(FULL if arguments.full else ())]
+    machine = ", ".join(f"{key} {value}" for key, value in describe_machine().items())
+    lines = [f"Batch {arguments.batch}, {arguments.threads} threads, {machine}.", ""]
+    lines += table(names, arguments.targets, arguments.batch, arguments.rounds)
+    if not arguments.print:
+        page = PAGE.read_text(encoding="utf-8")
+        inside = re.compile(f"{re.escape(START)}.*?{re.escape(END)}", re.S)
+        assert inside.search(page), f"{PAGE} has lost its markers"
+        write_whole(PAGE, inside.sub(lambda _: "\n".join([START, "", *lines, "", END]), page))
+
+
+if __name__ == "__main__":
+    main()
