@@ -28,9 +28,10 @@ class SegmenterConfig:
     `linear` reads the last map as the backbone gives it; `upernet` reads maps at strides 4, 8, 16 and 32, which are
     learned (`learned_maps`) where all maps of the backbone have one stride; `norms` puts a layer norm on each. An
     auxiliary head on map number `auxiliary_map` is trained along unless its weight is 0. In the losses a class that
-    fills n pixels of a batch counts n^-balance per pixel: 0 as they are, 1 as much as any other class. `image_size` is
-    the crop in training: at prediction the shorter side of images and the window by default. `mode`, `stride` (two
-    thirds of the window unless given), `scales` and `flip` say how images are predicted by default.
+    fills n pixels of a batch counts n^-balance per pixel: 0 as they are, 1 as much as any other class; predictions
+    are brought back to how often the classes were seen in training. `image_size` is the crop in training: at prediction
+    the shorter side of images and the window by default. `mode`, `stride` (two thirds of the window unless given),
+    `scales` and `flip` say how images are predicted by default.
     """
 
     num_classes: int
@@ -100,6 +101,7 @@ class Segmenter(DenseModel):
 
     task = "segmentation"
     config: SegmenterConfig
+    seen: Tensor | None  # pixels of each class in training, where classes are balanced
     backbone_path = "maps.backbone."
 
     def __init__(self, backbone: Backbone, config: SegmenterConfig) -> None:
@@ -113,6 +115,7 @@ class Segmenter(DenseModel):
         self.decoder = LinearDecoder(channels, strides) if linear else UperNet(channels, strides, config.width)
         self.classifier = Classifier(self.decoder.width, config.num_classes, config.dropout)
         self.auxiliary = self.build_auxiliary(config) if config.auxiliary_weight else None
+        self.register_buffer("seen", torch.zeros(config.num_classes) if config.balance else None)
 
     def build_auxiliary(self, config: SegmenterConfig) -> AuxiliaryHead:
         place, channels = config.auxiliary_map, self.maps.channels
@@ -130,14 +133,23 @@ class Segmenter(DenseModel):
             maps = self.norms(maps)
         scores = enlarge(self.classifier(self.decoder(maps)), self.decoder.stride, height, width)
         if masks is None:
-            return scores
+            return scores if self.seen is None else scores + self.shift(self.seen).to(scores.dtype)
         check_masks(images, masks)
+        if self.seen is not None and self.training:
+            self.seen += class_counts(masks, self.config.num_classes)
         losses = {LOSS: pixel_loss(scores, masks, self.config.balance)}
         if self.auxiliary is not None and self.training:
             shallow = self.auxiliary(maps[self.config.auxiliary_map], height, width)
             weight = self.config.auxiliary_weight
             losses[AUXILIARY_LOSS] = weight * pixel_loss(shallow, masks, self.config.balance)
         return losses
+
+    def shift(self, seen: Tensor) -> Tensor:
+        """What turns scores of balanced classes into scores of classes as frequent as they are, (classes, 1, 1).
+
+        With a weight n^-b on every pixel of a class, the scores learn p(class) n^-b: b log n is missing.
+        """
+        return self.config.balance * seen.clamp(min=1).log()[:, None, None]
 
 
 def check_masks(images: Tensor, masks: Tensor) -> None:
@@ -154,10 +166,15 @@ def pixel_loss(scores: Tensor, masks: Tensor, balance: float = 0.0) -> Tensor:
     if not balance:
         total = F.cross_entropy(scores.float(), masks, ignore_index=IGNORE, reduction="sum")
         return total / known.sum().clamp(min=1)
-    counts = torch.bincount(masks[known], minlength=scores.shape[1])
+    counts = class_counts(masks, scores.shape[1])
     weights = counts.clamp(min=1).to(torch.float32) ** -balance
     total = F.cross_entropy(scores.float(), masks, weights, ignore_index=IGNORE, reduction="sum")
     return total / (weights * counts).sum().clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def class_counts(masks: Tensor, classes: int) -> Tensor:
+    """Pixels of each class, (classes,)."""
+    return torch.bincount(masks[masks != IGNORE].long(), minlength=classes)
 
 
 def create_segmenter(

@@ -9,7 +9,7 @@ from torch import Tensor
 import mixlab
 from mixlab.build import build
 from mixlab.config import ModelConfig
-from mixlab.dense.segmenter import Segmenter, SegmenterConfig, create_segmenter
+from mixlab.dense.segmenter import Segmenter, SegmenterConfig, class_counts, create_segmenter, pixel_loss
 from mixlab.dense.upernet import UperNet, enlarge
 from mixlab.errors import ConfigError, DataError
 from mixlab.evals.macs import macs_by_part
@@ -221,3 +221,33 @@ def test_a_wrong_backbone_or_mask_is_an_error() -> None:
     model = create_segmenter("convformer_pico", **SMALL)
     with pytest.raises(DataError, match=r"shape \(2, 72, 104\)"):
         model(batch()[0], batch()[1][:, :70])
+
+
+def test_predictions_of_balanced_classes_are_as_frequent_as_the_classes() -> None:
+    """Trained to the end, scores that see nothing say how often each class is."""
+    masks = torch.tensor([0] * 90 + [1] * 9 + [2]).view(1, 10, 10)
+    scores = torch.zeros(1, 3, 1, 1, requires_grad=True)
+    optimiser = torch.optim.LBFGS([scores], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = pixel_loss(scores.expand(1, 3, 10, 10), masks, 0.75)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    model = create_segmenter("convformer_pico", **SMALL | {"num_classes": 3}, balance=0.75)
+    shifted = scores[0].detach() + model.shift(class_counts(masks, 3).float())
+    torch.testing.assert_close(shifted.flatten().softmax(0), torch.tensor([0.90, 0.09, 0.01]), atol=1e-3, rtol=0)
+
+
+def test_what_was_seen_in_training_shifts_predictions_and_is_kept_with_the_weights() -> None:
+    model = create_segmenter("convformer_pico", **SMALL, balance=0.5)
+    images, masks = batch()
+    fresh = copy.deepcopy(model).eval()(images)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin(images, masks)
+    model.load_state_dict(model.state_dict() | {"seen": twin.seen})
+    missing = 0.5 * masks.flatten().bincount(minlength=5).log()
+    torch.testing.assert_close(model.eval()(images) - fresh, missing[None, :, None, None].expand_as(fresh))
