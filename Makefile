@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint browser-test parity compile-all bench costs counts clean
+.PHONY: help demo test lint docs export-matrix browser-test parity compile-all bench costs counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -24,6 +24,13 @@ lint: $(INSTALLED) ## ruff and mypy
 
 test: lint ## lint and every quick test (2 cores, about 8 minutes)
 	$(BIN)/python -m pytest -n 2 -m "not heavy and not browser"
+
+docs: $(INSTALLED) ## the site, into site/; warnings are errors
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/zensical build --clean --strict
+
+export-matrix: $(INSTALLED) ## every model in every export format, compared and timed, into docs/export.md (g++, an hour)
+	$(BIN)/python benchmarks/export_matrix.py
 
 browser-test: $(INSTALLED) ## the pages in a headless Chromium, which it finds or gets (70 MB)
 	$(BIN)/python -m tests.browser.chromium

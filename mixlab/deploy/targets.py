@@ -43,7 +43,7 @@ class Target:
         if missing:
             told = ", ".join(missing)
             raise MixlabError(
-                f"Export to {self.name} needs {told}, which is not installed: pip install 'mixlab[deploy]'"
+                f"Export to {self.name} needs {told}, which is not installed: pip install 'mixlab[export]'"
             )
         if self.compiles and not has_compiler():
             raise CompileError(

@@ -103,10 +103,10 @@ class Recurrent2d(Mixer):
         outputs = []
         if self.vertical is not None:
             columns = self.vertical(image.transpose(1, 2).flatten(0, 1))  # (B * W, H, width)
-            outputs.append(columns.unflatten(0, (-1, grid.width)).transpose(1, 2))
+            outputs.append(columns.unflatten(0, (image.shape[0], grid.width)).transpose(1, 2))
         if self.horizontal is not None:
             rows = self.horizontal(image.flatten(0, 1))  # (B * H, W, width)
-            outputs.append(rows.unflatten(0, (-1, grid.height)))
+            outputs.append(rows.unflatten(0, (image.shape[0], grid.height)))
         mixed = torch.cat(outputs, -1) if self.merge == "concatenate" else torch.stack(outputs).sum(0)
         mixed = mixed.flatten(1, 2)  # (B, H*W, width)
         return grid.behind_zeros(mixed if self.fusion is None else self.fusion(mixed))

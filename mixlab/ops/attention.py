@@ -57,7 +57,7 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, grid: Grid, wind
         values = torch.cat([prefix_of(value, grid, tiles), values], 2)
         mask = F.pad(mask, (grid.prefix, 0), value=True)
     mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    image = join_tiles(mixed, grid, tiles, tile, heads=query.shape[1])
+    image = join_tiles(mixed, grid, tiles, tile, query.shape[:2])
     if not grid.prefix:
         return image
     return torch.cat([F.scaled_dot_product_attention(query[:, :, : grid.prefix], key, value), image], 2)
@@ -73,11 +73,11 @@ def cut_tiles(tokens: Tensor, grid: Grid, tile: int, reach: int) -> Tensor:
     return tiles.permute(1, 2, 0, 4, 5, 3).flatten(3, 4).flatten(0, 1)
 
 
-def join_tiles(tiles: Tensor, grid: Grid, layout: Grid, tile: int, *, heads: int) -> Tensor:
-    """The inverse of `cut_tiles` for queries; padding is cropped."""
+def join_tiles(tiles: Tensor, grid: Grid, layout: Grid, tile: int, lead: torch.Size) -> Tensor:
+    """The inverse of `cut_tiles` for queries of `lead`, images and heads; padding is cropped."""
     image = tiles.unflatten(0, (layout.height, layout.width)).unflatten(3, (tile, tile))
     image = image.permute(2, 0, 3, 1, 4, 5).flatten(3, 4).flatten(1, 2)  # (B * heads, H, W, D) with padding
-    return image[:, : grid.height, : grid.width].flatten(1, 2).unflatten(0, (-1, heads))
+    return image[:, : grid.height, : grid.width].flatten(1, 2).unflatten(0, lead)
 
 
 def tile_mask(grid: Grid, tiles: Grid, tile: int, reach: int, device: torch.device) -> Tensor:
