@@ -1,6 +1,7 @@
 """Every block of code in the README and the docs runs, or is marked and the real parsers take it."""
 
 import collections
+import json
 import os
 import re
 import shutil
@@ -38,10 +39,19 @@ def test_no_block_is_passed_over() -> None:
     assert min(kinds[name] for name in ("python", "run", "parsed", "toml")) > 0
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.name)
-def test_a_documented_example_runs(block: Block, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", sorted({block.page for block in PYTHON}))
+def test_the_documented_examples_of_a_page_run(page: str, tmp_path: Path) -> None:
+    """Each in names of its own; one process for all, because most of the time goes into imports."""
+    examples = [[block.name, block.text] for block in PYTHON if block.page == page]
+    code = "import json, sys\nfor name, text in json.load(sys.stdin):\n"
+    code += "    exec(compile(text, name, 'exec'), {'__name__': '__main__'})\n"
     done = subprocess.run(
-        [sys.executable, "-c", block.text], capture_output=True, text=True, cwd=tmp_path, env=environment()
+        [sys.executable, "-c", code],
+        input=json.dumps(examples),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
     )
     assert done.returncode == 0, done.stderr
 

@@ -67,7 +67,7 @@ class SegmentationPreparation(DensePreparation):
 
     def create(self, options: dict[str, Any], weights: str | None) -> Segmenter:
         words = self.words
-        names: tuple[str, ...] = ("width", "auxiliary_weight", "auxiliary_width", "auxiliary_map", "norms", "balance")
+        names: tuple[str, ...] = ("width", "auxiliary_weight", "auxiliary_width", "auxiliary_map", "balance")
         names += ("mode", "scales", "flip")
         stride = words.stride if words.stride <= self.crop() else None
         return create_segmenter(
@@ -78,6 +78,7 @@ class SegmentationPreparation(DensePreparation):
             backbone_options=options,
             image_size=self.crop(),
             stride=stride,
+            norms=words.norms and words.decoder != "linear",  # which has a norm of its own
             **{name: getattr(words, name) for name in names},
         )
 

@@ -207,7 +207,7 @@ class Recipe:
     drop_path: float | None = None
     drop_path_schedule: Literal["ramp", "constant"] | None = None
     head_dropout: float | None = None
-    model: dict[str, Any] = field(default_factory=dict)  # options of `create_model` that go with the recipe
+    model: dict[str, Any] = field(default_factory=dict)  # options of `create_model` for one that starts afresh
     train_only: Literal["all", "head"] = "all"
     evaluate_every: int = 1  # epochs; the last one is always evaluated
 

@@ -262,7 +262,8 @@ class Preparation:
         return Joined(*parts), val
 
     def build_model(self) -> Model:
-        options = {"num_classes": len(self.train_data.class_names), **self.recipe.model, **self.config.options}
+        fresh = {} if self.config.weights else self.recipe.model  # a file brings the architecture it was trained with
+        options = {"num_classes": len(self.train_data.class_names), **fresh, **self.config.options}
         size = self.recipe.image_size
         options |= {"image_size": size} if size is not None and "image_size" not in options else {}
         drops = {"rate": self.recipe.drop_path, "schedule": self.recipe.drop_path_schedule}

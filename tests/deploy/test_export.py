@@ -25,6 +25,7 @@ onnxruntime: Any = pytest.importorskip("onnxruntime")
 PICO = mixlab.list_models("*_pico")
 FEW = {"dims": [8] * 4, "depths": [1] * 4}
 FAMILIES = ["caformer_pico", "sequencer2d_pico", "vil_pico", "hpx_former_pico", "hb_former_pico", "coat_lite_pico"]
+QUICK = ("caformer_pico", "vil_pico", "hpx_former_pico")  # an export takes ten seconds or more
 PER_STAGE = ("dims", "mixers", "mlp_ratio", "branch_scale", "class_tokens")
 
 
@@ -71,7 +72,9 @@ def check_onnx(model: mixlab.Backbone, folder: Path) -> None:
     assert [file.name for file in folder.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.heavy) for name in FAMILIES]
+)
 def test_one_model_of_each_family_runs_in_onnxruntime(name: str, tmp_path: Path) -> None:
     check_onnx(last_stages(name), tmp_path)
 
@@ -304,7 +307,7 @@ def test_a_detector_is_refused_and_told_what_can_be_exported(tmp_path: Path) -> 
 def test_a_missing_library_is_named_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "onnx" else found(name, *rest))
-    refuses(tmp_path, MixlabError, r"needs onnx, .*mixlab\[deploy\]", "caformer_pico", tmp_path / "m.onnx")
+    refuses(tmp_path, MixlabError, r"needs onnx, .*mixlab\[export\]", "caformer_pico", tmp_path / "m.onnx")
 
 
 def test_a_missing_compiler_is_said_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

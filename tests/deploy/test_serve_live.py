@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -203,7 +204,11 @@ def test_a_model_that_fails_on_its_first_image_is_an_error() -> None:
 def process(weights: Path, *more: str) -> Iterator[tuple["subprocess.Popen[str]", tuple[str, int]]]:
     command = [sys.executable, "-m", "mixlab", "serve", str(weights), "--port", "0", *more]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell in the background ignores it
     ) as own:
         try:
             assert own.stderr is not None

@@ -34,7 +34,7 @@ def test_the_server_keeps_what_its_description_promises(task: str, token: str | 
         "--config-file",
         str(HERE / "schemathesis.toml"),
     ]
-    options = ["--max-examples", "30", "--seed", "1", "--no-color"]
+    options = ["--max-examples", "10", "--seed", "1", "--no-color"]
     known = [] if token is None else ["--header", f"Authorization: Bearer {token}"]
     hooks = {"SCHEMATHESIS_HOOKS": "tests.deploy.schemathesis_hooks", "PYTHONPATH": str(ROOT)}
     with serving(small(task), token=token) as address:  # type: ignore[arg-type]
