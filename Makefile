@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint docs export-matrix browser-test parity compile-all bench costs counts clean
+.PHONY: help demo test lint docs docs-test export-matrix browser-test parity compile-all bench costs counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -28,6 +28,9 @@ test: lint ## lint and every quick test (2 cores, about 8 minutes)
 docs: $(INSTALLED) ## the site, into site/; warnings are errors
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/zensical build --clean --strict
+
+docs-test: $(INSTALLED) ## every command and example of the README and the docs (2 cores, some minutes)
+	$(BIN)/python -m pytest -n 2 tests/test_docs.py
 
 export-matrix: $(INSTALLED) ## every model in every export format, compared and timed, into docs/export.md (g++, an hour)
 	$(BIN)/python benchmarks/export_matrix.py

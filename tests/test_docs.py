@@ -81,11 +81,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("block", RUN, ids=lambda block: block.name)
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(one, marks=[] if one.page == "README.md" else pytest.mark.heavy, id=one.name) for one in RUN],
+)
 def test_documented_commands_run(block: Block, workshop: Path) -> None:
     run(block, workshop)
 
 
+@pytest.mark.heavy
 def test_the_first_five_minutes_run_in_their_order(tmp_path: Path) -> None:
     """Train, predict, look, export, serve: what a new user types, in one folder."""
     for block in (one for one in blocks() if one.page == STORY and not one.parse_only):
