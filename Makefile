@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint docs docs-test export-matrix browser-test parity compile-all bench costs counts clean
+.PHONY: help demo test lint docs docs-test export-matrix browser-test parity compile-all bench costs reproduce counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -53,6 +53,11 @@ bench: $(INSTALLED) ## images per second beside timm, and cold compile time (2 q
 
 costs: $(INSTALLED) ## measure the forms of the long convolution anew, which decides between them (2 quiet cores)
 	$(BIN)/python benchmarks/longconv.py --write
+
+reproduce: $(INSTALLED) ## the counted tables of the docs, after a change of models or recipes
+	$(BIN)/python -m mixlab.report.reproduce > reproduce.new
+	mv reproduce.new docs/reproduce.md
+	$(BIN)/python -m mixlab.report.counted docs/choosing.md docs/scale.md
 
 counts: $(INSTALLED) ## count every model's parameters and MACs anew, after a change of the model rows
 	$(BIN)/python -m mixlab.evals.summary > counts.new
