@@ -1,14 +1,13 @@
 """`mixlab export`."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
 from mixlab.cli.arguments import need
-from mixlab.cli.printing import parse_size, wide_open
+from mixlab.cli.printing import parse_size
+from mixlab.cli.progress import status
 from mixlab.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def export(arguments: Namespace) -> None:
     from mixlab.deploy.export import export as run
 
     names = ("format", "quantise", "data", "split", "force")
-    with progress() as say:
+    with status("opening the model") as say:
         result = run(
             arguments.model,
             arguments.out,
@@ -57,18 +56,6 @@ def parse_batch(text: str) -> int | Literal["dynamic"]:
     if text != "dynamic" and not text.isdecimal():
         raise ConfigError(f"--batch takes 'dynamic' or a number of images; got {text!r}.")
     return "dynamic" if text == "dynamic" else int(text)
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None] | None]:
-    """What is being done, for people who watch."""
-    if not wide_open():
-        yield None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("opening the model") as status:
-        yield lambda text: status.update(text)
 
 
 def told(result: "ExportResult") -> str:

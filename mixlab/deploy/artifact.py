@@ -86,4 +86,4 @@ def about_compiled(path: str | PathLike[str]) -> dict[str, Any]:
 def is_compiled(path: str | PathLike[str]) -> bool:
     """Whether a .pt2 file holds machine code, not a graph."""
     with zipfile.ZipFile(path) as archive:
-        return any(COMPILED in name for name in archive.namelist())
+        return any(COMPILED in Path(name).parts[1:-1] for name in archive.namelist())  # the first part is free

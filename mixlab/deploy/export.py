@@ -1,5 +1,6 @@
 """Models as files for other programs: ONNX, torch.export, or compiled; each is run and compared before it is kept."""
 
+import math
 import os
 import tempfile
 import time
@@ -91,12 +92,7 @@ def export(
         found: dict[str, Any] = {}
         if quantise is not None:
             say("quantising to int8")
-            plain = work.with_name(f"float_{work.name}")
-            work.rename(plain)
-            quantise_onnx(plain, work, {**specimen.about(size_of_batch), "quantised": quantise})
-            plain.unlink()
-            apart, _ = compare(specimen, target.run(work), size_of_batch)
-            found |= {"quantised": quantise, "quantised_difference": apart}
+            found |= {"quantised": quantise, "quantised_difference": write_int8(specimen, target, work, size_of_batch)}
         if accuracy is not None:
             say("measuring accuracy")
             found |= {"top1": accuracy.of_model(), "exported_top1": accuracy.of_file(target.run(work))}
@@ -179,6 +175,23 @@ def put_in_place(work: Path, final: Path) -> int:
 
 
 # -- the work ------------------------------------------------------------------------------------
+
+
+def write_int8(specimen: Specimen, target: Target, work: Path, batch: int | None) -> float:
+    """The file with whole-numbered weights in place of the float32 one; how far its scores are from PyTorch's."""
+    plain = work.with_name(f"float_{work.name}")
+    work.rename(plain)
+    before = list(work.parent.iterdir())  # a very large model has its parameters beside it
+    quantise_onnx(plain, work, {**specimen.about(batch), "quantised": "int8"})
+    for file in before:
+        file.unlink()
+    apart, scale = compare(specimen, target.run(work), batch)
+    if not math.isfinite(apart):
+        raise ExportError(
+            f"With int8 weights the scores of {specimen.name!r} are no numbers any more (they were up to {scale:.4g}). "
+            f"Nothing was written; leave out --quantise."
+        )
+    return apart
 
 
 def write(specimen: Specimen, target: Target, work: Path, batch: int | None, say: Say) -> tuple[float, float]:

@@ -201,6 +201,20 @@ def real_score(told: Predictions, real: Sequence[frozenset[int]]) -> Score:
     return Score(sum(judged), len(judged))
 
 
+def scores_on(
+    subjects: Sequence[Subject],
+    opened: Sequence[Variant],
+    feeding: Feeding,
+    watch: Progress,
+    crop: float | None = None,
+) -> list[Score]:
+    """Of each model on its own view of a folder; all are there before any is kept."""
+    return [
+        examine([subject], variant.data, feeding, classes=variant.classes, crop=crop, watch=watch)[0].score
+        for subject, variant in zip(subjects, opened, strict=True)
+    ]
+
+
 def run_variant(
     kind: str,
     subjects: Sequence[Subject],
@@ -209,11 +223,7 @@ def run_variant(
     results: list[Result],
     watch: Progress,
 ) -> None:
-    scores = [
-        examine([subject], variant.data, feeding, classes=variant.classes, watch=watch)[0].score
-        for subject, variant in zip(subjects, opened, strict=True)
-    ]
-    for result, score in zip(results, scores, strict=True):
+    for result, score in zip(results, scores_on(subjects, opened, feeding, watch), strict=True):
         result.variants[kind] = score
 
 
@@ -227,11 +237,7 @@ def run_prepared(
     watch: Progress,
 ) -> None:
     """These images are cut out already: no second crop."""
-    scores = [
-        examine([subject], variant.data, feeding, crop=1.0, watch=watch)[0].score
-        for subject, variant in zip(subjects, opened, strict=True)
-    ]
-    for result, score in zip(results, scores, strict=True):
+    for result, score in zip(results, scores_on(subjects, opened, feeding, watch, crop=1.0), strict=True):
         result.corruptions.setdefault(name, {})[severity] = score
 
 

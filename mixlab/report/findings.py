@@ -17,7 +17,7 @@ from typing import Any, Self
 from mixlab.choices import make, plain
 from mixlab.errors import ConfigError, require
 from mixlab.files import write_whole
-from mixlab.report.results import describe_machine, finite
+from mixlab.report.results import describe_machine, finite, read_mapping
 from mixlab.report.svg import need
 
 Cell = str | int | float | bool | None
@@ -117,15 +117,7 @@ def csv_text(found: Finding) -> str:
 
 
 def read_finding(path: str | PathLike[str]) -> Finding:
-    try:
-        row = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The finding {path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not a finding in JSON: {error}") from error
-    if not isinstance(row, Mapping):
-        raise ConfigError(f"{path} is not a finding: it holds a {type(row).__name__}, not a mapping.")
-    return Finding.parse(row)
+    return Finding.parse(read_mapping(path, "finding"))
 
 
 def figure(width: float = 6.4, height: float = 4.0) -> Any:

@@ -142,15 +142,20 @@ def write_comparison(comparison: Comparison, path: str | PathLike[str]) -> None:
 
 
 def read_comparison(path: str | PathLike[str]) -> Comparison:
+    return Comparison.parse(read_mapping(path, "comparison"))
+
+
+def read_mapping(path: str | PathLike[str], what: str) -> Mapping[str, Any]:
+    """What a JSON file holds; anything but a mapping is an error that calls the file `what`."""
     try:
         row = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"The comparison {path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"The {what} {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is not a comparison in JSON: {error}") from error
+        raise ConfigError(f"{path} is not a {what} in JSON: {error}") from error
     if not isinstance(row, Mapping):
-        raise ConfigError(f"{path} is not a comparison: it holds a {type(row).__name__}, not a mapping.")
-    return Comparison.parse(row)
+        raise ConfigError(f"{path} is not a {what}: it holds a {type(row).__name__}, not a mapping.")
+    return row
 
 
 def describe_machine() -> dict[str, str]:

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import shutil
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ from torch import Tensor, nn
 import mixlab
 from mixlab.data.loader import Loader
 from mixlab.data.open import open_data
-from mixlab.deploy.export import export, open_export
+from mixlab.deploy.artifact import is_compiled
+from mixlab.deploy.export import export, open_export, write_int8
+from mixlab.deploy.specimen import open_specimen
+from mixlab.deploy.targets import target_of
 from mixlab.errors import CompileError, ConfigError, DataError, ExportError, ImageError, MixlabError
 from mixlab.grid import Grid
 from mixlab.mixers import Mixer
@@ -321,3 +326,31 @@ def test_a_file_that_is_no_export_is_not_opened(name: str, tmp_path: Path) -> No
         (tmp_path / name).write_text("no model")
     with pytest.raises(MixlabError, match=name.replace(".", r"\.")):
         open_export(tmp_path / name)
+
+
+def test_machine_code_is_told_from_a_graph_by_its_folder_not_by_the_name_of_the_file(tmp_path: Path) -> None:
+    for name, entry, code in (
+        ("graph", "aotinductor/models/model.json", False),
+        ("m", "m/data/aotinductor/a.so", True),
+    ):
+        with zipfile.ZipFile(tmp_path / f"{name}.pt2", "w") as archive:
+            archive.writestr(entry, "")
+        assert is_compiled(tmp_path / f"{name}.pt2") == code
+
+
+def test_int8_that_gives_no_numbers_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of the float32 file stays behind, nor what a very large one has beside it."""
+
+    def broken(source: Path, target: Path, about: Any) -> int:
+        target.write_bytes(source.read_bytes())
+        (target.parent / "after").touch()
+        return 1
+
+    monkeypatch.setattr("mixlab.deploy.export.quantise_onnx", broken)
+    work, specimen = tmp_path / "model.onnx", open_specimen(tiny(), None)
+    work.touch()
+    (tmp_path / "model.onnx.data").touch()
+    nothing = replace(target_of("onnx"), run=lambda path: lambda images: torch.full((len(images), 4), torch.nan))
+    with pytest.raises(ExportError, match="no numbers any more"):
+        write_int8(specimen, nothing, work, None)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["after", "model.onnx"]

@@ -126,25 +126,33 @@ class Waiting:
     asked: Any
 
 
-class Segmentation:
+class OneByOne:
+    """What needs images at full size: they are decoded, and run, one after the other."""
+
+    stacks = False
+
+    def prepare(self, data: bytes, asked: Any) -> Waiting:
+        return Waiting(data, asked)
+
+    def run(self, batch: Sequence[Waiting]) -> list[Any]:
+        return [self.told(decoded(one.data), one.asked) for one in batch]
+
+    def told(self, image: Image.Image, asked: Any) -> Any:
+        raise NotImplementedError
+
+
+class Segmentation(OneByOne):
     """Shares of classes and a mask, as `mixlab predict` computes them."""
 
     task: answers.Task = "segmentation"
     asked = answers.AskedMask
     answer = answers.SegmentationAnswer
-    stacks = False
     fullest = answers.AskedMask(mask=True)
 
     def __init__(self, model: Segmenter) -> None:
         self.model = model.eval()
         self.classes, self.names = model.config.num_classes, names_of(model)
         self.image_size = model.config.image_size, model.config.image_size
-
-    def prepare(self, data: bytes, asked: answers.AskedMask) -> Waiting:
-        return Waiting(data, asked)
-
-    def run(self, batch: Sequence[Waiting]) -> list[answers.SeenMask]:
-        return [self.told(decoded(one.data), one.asked) for one in batch]
 
     def told(self, image: Image.Image, asked: answers.AskedMask) -> answers.SeenMask:
         mask = segment(self.model, image)
@@ -157,25 +165,18 @@ class Segmentation:
         return answers.SeenMask(width=image.width, height=image.height, classes=classes, mask=png)
 
 
-class Detection:
+class Detection(OneByOne):
     """Objects with boxes and masks, as `mixlab predict` finds them."""
 
     task: answers.Task = "detection"
     asked = answers.AskedObjects
     answer = answers.DetectionAnswer
-    stacks = False
     fullest = answers.AskedObjects(masks=True)
 
     def __init__(self, model: DenseModel) -> None:
         self.model = model.eval()
         self.classes, self.names = model.config.num_classes, names_of(model)
         self.image_size = model.config.shorter, model.config.longer  # type: ignore[attr-defined]
-
-    def prepare(self, data: bytes, asked: answers.AskedObjects) -> Waiting:
-        return Waiting(data, asked)
-
-    def run(self, batch: Sequence[Waiting]) -> list[answers.SeenObjects]:
-        return [self.told(decoded(one.data), one.asked) for one in batch]
 
     def told(self, image: Image.Image, asked: answers.AskedObjects) -> answers.SeenObjects:
         kept, target = detect(self.model, image, asked.threshold)
