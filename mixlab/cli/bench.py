@@ -62,7 +62,13 @@ def bench_parser() -> ArgumentParser:
         "against resolution: mixlab bench vil_tiny deit_tiny --compute. Training compute: mixlab bench vil_base "
         "--compute --recipe vision_lstm_imagenet_192 vision_lstm_imagenet_224"
     )
-    parser.add_argument("models", nargs="*", default=[], help="names, NAME=WEIGHTS, weight files, timm:NAME")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        default=[],
+        help="names, NAME=WEIGHTS, weight files, timm:NAME; upernet:NAME, linear:NAME, mask_rcnn:NAME, "
+        "cascade_mask_rcnn:NAME and deformable_detr:NAME with --sizes 512x2048 or 800x1333",
+    )
     add_mode_arguments(parser)
     add_model_arguments(parser)
     add_timing_arguments(parser)

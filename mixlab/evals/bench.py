@@ -19,6 +19,7 @@ from mixlab.evals.bench_figures import throughput_bars
 from mixlab.evals.execution import DTYPES, Execution
 from mixlab.evals.subjects import open_subject
 from mixlab.evals.turns import Plan
+from mixlab.evals.whole_task import is_whole_task, whole_task
 from mixlab.guards import check_cpu_dtype
 from mixlab.report.findings import Cell, Finding, Picture, finding
 from mixlab.report.svg import need
@@ -26,6 +27,7 @@ from mixlab.zoo import list_models
 
 Watch = Callable[[str], None]
 REASON_LENGTH = 240
+SIDE = 224
 Job = TypeVar("Job")
 Row = TypeVar("Row")
 
@@ -136,14 +138,16 @@ def check_models(models: Sequence[str], dtypes: Sequence[str]) -> None:
         except PrecisionError:
             continue  # its rows will say so
     for model in models:
-        if model not in list_models():
+        if is_whole_task(model):
+            whole_task(model, (SIDE, SIDE))
+        elif model not in list_models():
             open_subject(model)
 
 
 def bench(
     models: Sequence[str],
     *,
-    sizes: Sequence[int | tuple[int, int]] = (224,),
+    sizes: Sequence[int | tuple[int, int]] = (SIDE,),
     batches: Sequence[int] = (1, 8),
     dtypes: Sequence[str] = ("float32",),
     training: bool = False,
@@ -157,7 +161,9 @@ def bench(
     skip: Sequence[str] = (),
     watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
-    """Speed, latency, memory and compile time of models (texts that `open_subject` takes), and a picture of it.
+    """Speed, latency, memory and compile time of models, and a picture of it.
+
+    Models are texts that `open_subject` takes, or whole tasks such as upernet:vil_tiny and mask_rcnn:coat_lite_mini.
 
     `training` and `compiled` add rows beside plain inference. With `against`, every model takes turns with that peer.
     After Ctrl-C the settings of the finding say `interrupted`.

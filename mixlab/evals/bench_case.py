@@ -6,13 +6,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
+from mixlab.backbone import Backbone
 from mixlab.errors import MixlabError, require
 from mixlab.evals.compile_time import compile_time
 from mixlab.evals.execution import Execution, Run
+from mixlab.evals.macs import macs
 from mixlab.evals.speed import MEBIBYTE, Timing, peak_memory_mb
 from mixlab.evals.subjects import open_subject
 from mixlab.evals.turns import Plan, Ratio, percentiles, take_turns
+from mixlab.evals.whole_task import is_whole_task, whole_task
 from mixlab.report.results import describe_machine
 
 SKIPPABLE = ("memory", "compile_time")
@@ -64,6 +68,7 @@ class BenchRow:
     threads: int
     machine: str
     warmup: int  # runs
+    gmacs: float | None = None  # billions of multiply-accumulates of one image; of Mixlab's models
     repeats: int = 0
     images_per_second: float | None = None
     best_ms: float | None = None
@@ -92,13 +97,15 @@ def measure_case(case: Case, conditions: Conditions) -> BenchRow:
     """The costs of one case. Memory comes first, in a process of its own: what does not fit dies there, not here."""
     case.execution.check(conditions.device)
     peak = peak_of(case, conditions)
-    runs = {"own": ready(case.model, case, conditions.device)}
+    own = open_model(case.model, case, conditions.device)
+    found: dict[str, Any] = {"gmacs": gmacs_of(own[0], case.image_size)}
+    runs = {"own": ready(*own, case)}
     if conditions.device.type == "cuda":  # before the peer is there
         peak = cuda_peak(runs["own"], conditions.device)
     if conditions.against is not None:
-        runs["peer"] = ready(conditions.against, case, conditions.device)
+        runs["peer"] = ready(*open_model(conditions.against, case, conditions.device), case)
     seconds = take_turns(runs, plan_for(case, runs["own"], conditions.plan))
-    found = {**timing_of(seconds["own"], case), "peak_mb": peak, **compiling(case, conditions)}
+    found |= {**timing_of(seconds["own"], case), "peak_mb": peak, **compiling(case, conditions)}
     if conditions.against is not None:
         ratio = Ratio.of(seconds["own"], seconds["peer"])
         found |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "ratio_best": ratio.best}
@@ -122,16 +129,29 @@ def row_of(case: Case, conditions: Conditions, **found: Any) -> BenchRow:
     )
 
 
+def gmacs_of(model: nn.Module, image_size: tuple[int, int]) -> float | None:
+    holds_one = any(isinstance(part, Backbone) for part in model.modules())
+    return macs(model, image_size) / 1e9 if holds_one else None
+
+
 def machine_line() -> str:
     about = describe_machine()
     return f"{about['processor']}, {about['cores']} cores, PyTorch {about['PyTorch']}"
 
 
-def ready(model: str, case: Case, device: torch.device) -> Run:
+def open_model(name: str, case: Case, device: torch.device) -> tuple[nn.Module, int | None]:
+    """A model, and the channels of its images unless it holds a backbone that knows them."""
+    if not is_whole_task(name):
+        subject = open_subject(name, image_size=case.image_size).to(device)
+        return subject.model, subject.in_channels
+    require(not case.execution.training, f"inference for {name!r}: a training step of it needs objects.")
+    return whole_task(name, case.image_size).to(device), None
+
+
+def ready(model: nn.Module, in_channels: int | None, case: Case) -> Run:
     """One run of a model as the case says."""
-    subject = open_subject(model, image_size=case.image_size).to(device)
-    prepared = case.execution.prepare(subject.model)
-    images = case.execution.images(prepared, case.batch, case.image_size, subject.in_channels)
+    prepared = case.execution.prepare(model)
+    images = case.execution.images(prepared, case.batch, case.image_size, in_channels)
     return case.execution.runner(prepared, images)
 
 

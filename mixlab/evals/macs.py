@@ -29,6 +29,7 @@ PER_OUTPUT_ELEMENT = {
     aten.native_batch_norm: 2,
     aten.upsample_bilinear2d: 4,
     aten._upsample_bilinear2d_aa: 4,
+    aten.grid_sampler_2d: 4,
 }
 FOURIER = {aten._fft_r2c, aten._fft_c2r, aten._fft_c2c}
 FREE = {
@@ -50,7 +51,7 @@ FREE = {
     *(aten.replication_pad2d, aten.promote_types, aten.linspace, aten.as_strided_),
     # reductions, pooling, softmax, what is elementwise but not tagged so
     *(aten.sum, aten.mean, aten.amax, aten.amin, aten.cumsum, aten.avg_pool2d, aten.max_pool2d_with_indices),
-    *(aten._adaptive_avg_pool2d, aten.upsample_nearest2d),
+    *(aten._adaptive_avg_pool2d, aten.upsample_nearest2d, aten.prod),
     *(aten._softmax, aten._safe_softmax, aten._log_softmax, aten.log_sigmoid_forward, aten.triu),
 }
 

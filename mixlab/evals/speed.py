@@ -28,6 +28,7 @@ from torch import nn
 from mixlab.config import MIN_SIDE, parse_image_size
 from mixlab.errors import ConfigError, MixlabError, require
 from mixlab.evals.execution import Execution, Run, random_images, step, wait_for
+from mixlab.evals.whole_task import is_whole_task, whole_task
 from mixlab.zoo import create_model, ensemble_row, list_models
 
 STATUS = Path("/proc/self/status")
@@ -203,7 +204,8 @@ def peak_memory_mb(
 def source_of(name: str | PathLike[str]) -> dict[str, str]:
     """What the child builds its model from. An unknown name is an error here, not only there."""
     text = str(name)
-    if text.startswith(TIMM) or (isinstance(name, str) and text.partition("=")[0] in list_models() and "=" in text):
+    named = isinstance(name, str) and text.partition("=")[0] in list_models() and "=" in text
+    if text.startswith(TIMM) or named or is_whole_task(text):
         return {"subject": text}
     if is_file(name):
         return {"weights": str(Path(name).absolute())}
@@ -270,6 +272,8 @@ def open_model(job: Mapping[str, Any]) -> tuple[nn.Module, int | None]:
 
     unknown = set(job["overrides"]) - {"image_size", "num_classes", "in_channels"}
     require(not unknown, f"overrides image_size, num_classes, in_channels for {job['subject']!r}; got {unknown}.")
+    if is_whole_task(job["subject"]):
+        return whole_task(job["subject"], parse_image_size(job["image_size"])), None
     subject = open_subject(job["subject"], **job["overrides"])
     return subject.model, subject.in_channels
 

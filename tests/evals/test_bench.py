@@ -213,3 +213,25 @@ def test_a_finding_goes_to_files_and_back(tmp_path: Path) -> None:
     assert header.split(",")[:4] == ["model", "mode", "image_size", "batch"]
     assert row.startswith("caformer_pico,inference,32,1,float32,contiguous,False,none,cpu,")
     assert asdict(QUICK).items() <= again.settings["plan"].items()
+
+
+@pytest.mark.parametrize("head", ["upernet", "linear", "mask_rcnn", "cascade_mask_rcnn", "deformable_detr"])
+def test_whole_tasks_have_a_speed_and_macs(head: str) -> None:
+    name = f"{head}:convformer_pico"
+    (row,) = quick([name], sizes=[(64, 96)], batches=[1])
+    assert (row["model"], row["image_size"], row["reason"]) == (name, [64, 96], "")
+    (alone,) = quick(["convformer_pico"], sizes=[(64, 96)], batches=[1])
+    assert row["images_per_second"] and row["gmacs"] > alone["gmacs"] > 0  # type: ignore[operator]
+
+
+def test_whole_tasks_need_a_known_backbone_and_are_not_trained() -> None:
+    with pytest.raises(ConfigError, match="convformer_pico"):
+        quick(["upernet:convformer_pic"])
+    inference, training = quick(["linear:convformer_pico"], training=True)
+    assert not inference["reason"]
+    assert "needs objects" in str(training["reason"])
+
+
+def test_memory_of_a_whole_task_is_that_of_a_child() -> None:
+    (row,) = quick(["linear:convformer_pico"], skip=[])
+    assert row["peak_mb"] > 1  # type: ignore[operator]
