@@ -13,6 +13,7 @@ from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
 from mixlab.ops.depthwise import depthwise
+from mixlab.ops.linear import After, is_plain_inference, linear, rows_in_cache
 from mixlab.ops.norms import global_norm
 
 ACTIVATIONS: Registry[Callable[..., "Activation"]] = Registry("activation")
@@ -24,15 +25,44 @@ NormChoice = Annotated[Choice, NORMS]
 ScalingChoice = Annotated[Choice, SCALINGS]
 
 
+# -- linear layers -------------------------------------------------------------------------------
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` by the fastest way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
 # -- activations ---------------------------------------------------------------------------------
 
 
 class Activation(nn.Module):
-    """An elementwise function that also knows the cheapest way into the linear layer behind it."""
+    """An elementwise function that also knows the cheapest ways out of the linear layer in front and into the one behind.
+
+    It is what a linear layer does in the same pass (`after`), then `finish`.
+    """
+
+    after: After = "none"
+
+    def finish(self, x: Tensor) -> Tensor:
+        """What is left to do behind `after`, in the memory of x."""
+        return x.copy_(self(x))
+
+    def behind(self, linear_layer: nn.Linear, x: Tensor) -> Tensor:
+        """self(linear_layer(x))"""
+        if is_plain(self) and is_own(linear_layer) and is_plain_inference(x, linear_layer.weight, linear_layer.bias):
+            return self.finish(linear(x, linear_layer.weight, linear_layer.bias, self.after))
+        return self(linear_layer(x))
+
+    def folded(self, linear_layer: nn.Linear) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None]:
+        """`finish`, and weight and bias of the layer behind, where a part of `finish` may have moved into these."""
+        return self.finish, linear_layer.weight, linear_layer.bias
 
     def into(self, x: Tensor, linear: nn.Linear, *, own: bool) -> Tensor:
         """linear(self(x)). `own` allows x to be overwritten, which happens when no gradient is recorded."""
-        if is_plain(self) and is_plain(linear) and type(linear) is nn.Linear:
+        if is_plain(self) and is_own(linear):
             return self.fused_into(x, linear, overwrite=own and not torch.is_grad_enabled())
         return linear(self(x))
 
@@ -45,9 +75,14 @@ def is_plain(module: nn.Module) -> bool:
     return not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
+def is_own(linear: nn.Module) -> bool:
+    """Whether a linear layer is nothing else, so that its arithmetic may be done elsewhere."""
+    return is_plain(linear) and type(linear) in (Linear, nn.Linear)
+
+
 def linear_for_fusion(linear: nn.Linear, x: Tensor) -> Tensor:
     """linear(x) in front of elementwise work: compiled, the bias is left to that, which takes 8% off the product."""
-    if torch.compiler.is_compiling() and linear.bias is not None and is_plain(linear) and type(linear) is nn.Linear:
+    if torch.compiler.is_compiling() and linear.bias is not None and is_own(linear):
         product = F.linear(x, linear.weight)
         return product + linear.bias.to(product.dtype)
     return linear(x)
@@ -68,6 +103,11 @@ class DepthwiseConv(nn.Conv2d):
 
 @ACTIVATIONS.register("relu")
 class ReLU(Activation):
+    after = "relu"
+
+    def finish(self, x: Tensor) -> Tensor:
+        return x
+
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x)
 
@@ -77,6 +117,11 @@ class ReLU(Activation):
 
 @ACTIVATIONS.register("gelu")
 class GELU(Activation):
+    after = "gelu"
+
+    def finish(self, x: Tensor) -> Tensor:
+        return x
+
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(x)
 
@@ -86,6 +131,11 @@ class GELU(Activation):
 
 @ACTIVATIONS.register("squared_relu")
 class SquaredReLU(Activation):
+    after = "relu"
+
+    def finish(self, x: Tensor) -> Tensor:
+        return x.square_()
+
     def forward(self, x: Tensor) -> Tensor:
         return squared_relu(x).to(x.dtype)
 
@@ -107,6 +157,8 @@ class StarReLUOptions:
 class StarReLU(Activation):
     """scale * relu(x)^2 + bias, both shared by all channels (MetaFormer, Eq. 15)."""
 
+    after = "relu"
+
     def __init__(self, scale: float, bias: float, learn_scale: bool, learn_bias: bool) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.full((1,), scale), requires_grad=learn_scale)
@@ -114,6 +166,14 @@ class StarReLU(Activation):
 
     def forward(self, x: Tensor) -> Tensor:
         return star_relu(x, self.scale, self.bias)
+
+    def finish(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.bias, x, x, value=self.scale.item(), out=x)
+
+    def folded(self, linear_layer: nn.Linear) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None]:
+        weight, offset = linear_layer.weight, linear_layer.bias  # W (s r^2 + b) = (s W) r^2 + b W 1
+        shift = self.bias * weight.sum(1)
+        return Tensor.square_, weight * self.scale, shift if offset is None else shift + offset
 
     def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
         return star_relu_linear(x, self.scale, self.bias, linear.weight, linear.bias, overwrite=overwrite)
@@ -163,12 +223,36 @@ class Mlp(nn.Module):
 
     def __init__(self, dim: int, hidden: int, act: Activation, *, bias: bool) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden, bias=bias)
+        self.fc1 = Linear(dim, hidden, bias=bias)
         self.act = act
-        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+        self.fc2 = Linear(hidden, dim, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        if is_own(self.fc1) and is_own(self.fc2) and is_plain(self.act) and self.is_plain_inference(tokens):
+            return self.by_rows(tokens)
         return self.act.into(self.fc1(tokens), self.fc2, own=is_plain(self.fc1))
+
+    def is_plain_inference(self, tokens: Tensor) -> bool:
+        others = (self.fc1.bias, self.fc2.weight, self.fc2.bias, *self.act.parameters())
+        return all(one is None or is_plain_inference(tokens, self.fc1.weight, one) for one in others)
+
+    def by_rows(self, tokens: Tensor) -> Tensor:
+        """As many tokens at a time as keep the wide layer in the cache."""
+        rows = tokens.reshape(-1, tokens.shape[-1])
+        step = rows_in_cache(len(rows), self.fc1.out_features)
+        finish, weight, bias = self.act.finish, self.fc2.weight, self.fc2.bias
+        if len(rows) > 2 * rows.shape[1]:  # more activations than weights
+            finish, weight, bias = self.act.folded(self.fc2)
+
+        def of(some: Tensor) -> Tensor:
+            return linear(finish(linear(some, self.fc1.weight, self.fc1.bias, self.act.after)), weight, bias)
+
+        if step == len(rows):
+            return of(rows).unflatten(0, tokens.shape[:-1])
+        out = rows.new_empty(len(rows), self.fc2.out_features)
+        for place, some in zip(out.split(step), rows.split(step), strict=True):
+            place.copy_(of(some))
+        return out.unflatten(0, tokens.shape[:-1])
 
 
 # -- the residual sum ----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
+from mixlab.layers import Linear
 from mixlab.mixers.base import MIXERS, Mixer, StageParts, heads_for
 from mixlab.ops.attention import attention_weights, offsets_between, window_attention, window_mask
 from mixlab.ops.resample import resample_map
@@ -55,8 +56,8 @@ class Attention(Mixer):
         self.heads = heads
         self.window = window
         self.relative_bias = None if relative_bias is None else RelativeBias(relative_bias, heads)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
-        self.project = nn.Linear(dim, dim, bias=bias)
+        self.qkv = Linear(dim, 3 * dim, bias=bias)
+        self.project = Linear(dim, dim, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         query, key, value = self.split(tokens)

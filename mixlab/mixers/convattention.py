@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
-from mixlab.layers import DepthwiseConv
+from mixlab.layers import DepthwiseConv, Linear
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.ops.convattention import factorised_attention
 
@@ -87,8 +87,8 @@ class ConvAttention(Mixer):
         self.scaled = options.scaled
         self.softmax_query = options.softmax_query
         self.relative = relative
-        self.qkv = nn.Linear(dim, 3 * dim, bias=bool(options.bias))
-        self.project = nn.Linear(dim, dim, bias=bool(options.bias))
+        self.qkv = Linear(dim, 3 * dim, bias=bool(options.bias))
+        self.project = Linear(dim, dim, bias=bool(options.bias))
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         return self.attend(*self.split(tokens), grid)

@@ -26,7 +26,7 @@ from mixlab.implicit_filter import (
     taps_both_ways,
 )
 from mixlab.kept import Kept, may_keep
-from mixlab.layers import DepthwiseConv
+from mixlab.layers import DepthwiseConv, Linear
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d
 
@@ -229,13 +229,13 @@ class Hyena(Mixer):
     ) -> None:
         super().__init__()
         self.causal, self.gate_first, self.plane = causal, gate_first, not isinstance(conv, SequenceConv)
-        self.project = nn.Linear(dim, 3 * dim)
+        self.project = Linear(dim, 3 * dim)
         wide = 3 * dim
         self.short = nn.Conv2d(wide, wide, short, groups=wide) if causal else DepthwiseConv(wide, short, bias=True)
         self.conv = conv
         self.inner_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()
         self.outer_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()
-        self.out = nn.Linear(dim, dim)
+        self.out = Linear(dim, dim)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         bare = Grid(grid.height, grid.width)

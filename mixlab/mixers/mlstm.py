@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixlab.errors import require
 from mixlab.grid import Grid
 from mixlab.guards import without_autocast
-from mixlab.layers import is_plain, linear_for_fusion
+from mixlab.layers import Linear, is_plain, linear_for_fusion
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
 from mixlab.ops.blockdiagonal import block_diagonal_heads
 from mixlab.ops.mlstm import mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
@@ -141,8 +141,8 @@ class Mlstm(Mixer):
         self.direction = str(path)
         self.spread = options.class_tokens == "spread"
         self.causal = options.conv == "causal_1d"
-        self.up = nn.Linear(dim, inner, bias=bias)
-        self.gate = nn.Linear(dim, inner, bias=bias)
+        self.up = Linear(dim, inner, bias=bias)
+        self.gate = Linear(dim, inner, bias=bias)
         kernel = (options.kernel, options.kernel) if options.conv == "2d" else (1, options.kernel)
         padding = (0, 0) if self.causal else (kernel[0] // 2, kernel[1] // 2)
         convolution = nn.Conv2d(inner, inner, kernel, padding=padding, groups=inner, bias=bias)
@@ -151,11 +151,11 @@ class Mlstm(Mixer):
         self.query = BlockDiagonal(inner, block, bias=bias, std=std)
         self.key = BlockDiagonal(inner, block, bias=bias, std=std)
         self.value = BlockDiagonal(inner, block, bias=bias, std=std)
-        self.input_gate = nn.Linear(3 * inner, heads)
-        self.forget_gate = nn.Linear(3 * inner, heads)
+        self.input_gate = Linear(3 * inner, heads)
+        self.forget_gate = Linear(3 * inner, heads)
         self.norm = HeadNorm(inner, heads, bias=bias)
         self.skip = nn.Parameter(torch.ones(inner))
-        self.down = nn.Linear(inner, dim, bias=bias)
+        self.down = Linear(inner, dim, bias=bias)
         self.initialise(dim, std)
 
     def initialise(self, dim: int, std: float) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
+from mixlab.layers import Linear
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.ops.recurrent import GATES, Cell, Direction, recurrent
 
@@ -119,7 +120,7 @@ def fusion_layer(width: int, dim: int, options: RecurrentOptions) -> nn.Linear |
             f"Without fusion a recurrent mixer must give as many channels as it takes; it gives {width} for {dim}. "
             f"Set fusion = true, or choose hidden_ratio, axes and merge so that the widths agree."
         )
-    return nn.Linear(width, dim, bias=bool(options.bias)) if options.fusion else None
+    return Linear(width, dim, bias=bool(options.bias)) if options.fusion else None
 
 
 def hidden_width(options: RecurrentOptions, dim: int) -> int:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError, require
 from mixlab.grid import Grid
-from mixlab.layers import Activation, ActivationChoice, DepthwiseConv, activation
+from mixlab.layers import Activation, ActivationChoice, DepthwiseConv, Linear, activation
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 
 
@@ -32,13 +32,13 @@ class SepConv(Mixer):
 
     def __init__(self, dim: int, hidden: int, kernel: int, act: Activation, *, bias: bool) -> None:
         super().__init__()
-        self.widen = nn.Linear(dim, hidden, bias=bias)
+        self.widen = Linear(dim, hidden, bias=bias)
         self.act = act
         self.depthwise = DepthwiseConv(hidden, kernel, bias=bias)
-        self.narrow = nn.Linear(hidden, dim, bias=bias)
+        self.narrow = Linear(hidden, dim, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        hidden = self.act(self.widen(tokens))
+        hidden = self.act.behind(self.widen, tokens)
         hidden = grid.from_map(self.depthwise(grid.to_map(hidden)))
         return grid.behind_zeros(self.narrow(hidden))
 
