@@ -21,6 +21,7 @@ NORMS: Registry[Callable[..., nn.Module]] = Registry("norm")
 SCALINGS: Registry[Callable[..., "Scaling"]] = Registry("branch scaling")
 
 ActivationChoice = Annotated[Choice, ACTIVATIONS]
+Folded = tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None]
 NormChoice = Annotated[Choice, NORMS]
 ScalingChoice = Annotated[Choice, SCALINGS]
 
@@ -39,7 +40,7 @@ class Linear(nn.Linear):
 
 
 class Activation(nn.Module):
-    """An elementwise function that also knows the cheapest ways out of the linear layer in front and into the one behind.
+    """An elementwise function that knows the cheapest ways out of a linear layer in front and into one behind.
 
     It is what a linear layer does in the same pass (`after`), then `finish`.
     """
@@ -56,9 +57,13 @@ class Activation(nn.Module):
             return self.finish(linear(x, linear_layer.weight, linear_layer.bias, self.after))
         return self(linear_layer(x))
 
-    def folded(self, linear_layer: nn.Linear) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None]:
-        """`finish`, and weight and bias of the layer behind, where a part of `finish` may have moved into these."""
-        return self.finish, linear_layer.weight, linear_layer.bias
+    def unfolded(self, behind: nn.Linear) -> "Folded":
+        """`finish`, and weight and bias of the layer behind."""
+        return self.finish, behind.weight, behind.bias
+
+    def folded(self, behind: nn.Linear) -> "Folded":
+        """The same, where a part of `finish` may have moved into the layer behind."""
+        return self.unfolded(behind)
 
     def into(self, x: Tensor, linear: nn.Linear, *, own: bool) -> Tensor:
         """linear(self(x)). `own` allows x to be overwritten, which happens when no gradient is recorded."""
@@ -170,10 +175,9 @@ class StarReLU(Activation):
     def finish(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.bias, x, x, value=self.scale.item(), out=x)
 
-    def folded(self, linear_layer: nn.Linear) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None]:
-        weight, offset = linear_layer.weight, linear_layer.bias  # W (s r^2 + b) = (s W) r^2 + b W 1
-        shift = self.bias * weight.sum(1)
-        return Tensor.square_, weight * self.scale, shift if offset is None else shift + offset
+    def folded(self, behind: nn.Linear) -> "Folded":
+        shift = self.bias * behind.weight.sum(1)  # W (s r^2 + b) = (s W) r^2 + b W 1
+        return Tensor.square_, behind.weight * self.scale, shift if behind.bias is None else shift + behind.bias
 
     def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
         return star_relu_linear(x, self.scale, self.bias, linear.weight, linear.bias, overwrite=overwrite)
@@ -240,9 +244,8 @@ class Mlp(nn.Module):
         """As many tokens at a time as keep the wide layer in the cache."""
         rows = tokens.reshape(-1, tokens.shape[-1])
         step = rows_in_cache(len(rows), self.fc1.out_features)
-        finish, weight, bias = self.act.finish, self.fc2.weight, self.fc2.bias
-        if len(rows) > 2 * rows.shape[1]:  # more activations than weights
-            finish, weight, bias = self.act.folded(self.fc2)
+        many = len(rows) > 2 * rows.shape[1]  # more activations than weights
+        finish, weight, bias = (self.act.folded if many else self.act.unfolded)(self.fc2)
 
         def of(some: Tensor) -> Tensor:
             return linear(finish(linear(some, self.fc1.weight, self.fc1.bias, self.act.after)), weight, bias)

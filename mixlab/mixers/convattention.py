@@ -4,13 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
-from mixlab.layers import DepthwiseConv, Linear
+from mixlab.guards import autocast_dtype, may_overwrite
+from mixlab.layers import DepthwiseConv, Linear, is_plain
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
-from mixlab.ops.convattention import factorised_attention
+from mixlab.modules import Modules
+from mixlab.ops.convattention import depthwise_in_one, factorised_attention
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,19 @@ class ConvPosition(nn.Module):
         self.conv = DepthwiseConv(dim, kernel, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        placed = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
+        if may_overwrite() and is_plain(self.conv) and is_precise(tokens):  # the sum is one more at the kernel's centre
+            weight, middle = self.conv.weight.clone(), self.conv.kernel_size[0] // 2
+            weight[:, 0, middle, middle] += 1
+            image = F.conv2d(grid.to_map(tokens), weight, self.conv.bias, padding=middle, groups=len(weight))
+            placed = grid.from_map(image)
+        else:
+            placed = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
         return torch.cat([tokens[:, : grid.prefix], placed], 1) if grid.prefix else placed
+
+
+def is_precise(tokens: Tensor) -> bool:
+    """Whether a kernel that has one more at its centre loses nothing that matters."""
+    return tokens.dtype in (torch.float32, torch.float64) and autocast_dtype(tokens) is None
 
 
 class ConvRelativePosition(nn.Module):
@@ -60,14 +74,18 @@ class ConvRelativePosition(nn.Module):
     def __init__(self, widths: list[int], windows: list[int], *, bias: bool) -> None:
         super().__init__()
         self.widths = widths
-        self.convs = nn.ModuleList(
+        self.convs: Modules[DepthwiseConv] = Modules(
             DepthwiseConv(width, window, bias=bias) for width, window in zip(widths, windows, strict=True)
         )
 
     def forward(self, mixed: Tensor, query: Tensor, value: Tensor, grid: Grid) -> Tensor:
         """Adds itself to what attention has mixed, in place."""
-        parts = grid.to_map(value).split(self.widths, 1)
-        near = torch.cat([conv(part) for conv, part in zip(self.convs, parts, strict=True)], 1)
+        image, convs = grid.to_map(value), list(self.convs)
+        if may_overwrite() and not value.is_meta and all(is_plain(conv) for conv in convs):
+            near = depthwise_in_one(image, [conv.weight for conv in convs], [conv.bias for conv in convs])
+        else:
+            parts = image.split(self.widths, 1)
+            near = torch.cat([conv(part) for conv, part in zip(convs, parts, strict=True)], 1)
         grid.image(mixed).addcmul_(grid.image(query), grid.from_map(near))
         return mixed
 

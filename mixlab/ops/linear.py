@@ -47,7 +47,7 @@ def is_plain_float(x: Tensor) -> bool:
 
 def has_onednn() -> bool:
     """Whether PyTorch was built with it and it is switched on."""
-    return torch.backends.mkldnn.enabled and HAS_OPERATOR
+    return HAS_OPERATOR and bool(torch.backends.mkldnn.enabled)
 
 
 HAS_OPERATOR = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import mixlab
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
 from mixlab.mixers import MIXERS
@@ -103,3 +104,14 @@ def test_the_explained_factors_are_the_attention(scaled: bool, softmax_query: bo
     value = mixer.split(tokens)[2].unflatten(2, (8, 4)).transpose(1, 2)
     mixed = (shown["query_factor"] @ shown["key_factor"].mT) @ value
     torch.testing.assert_close(mixer.project(mixed.transpose(1, 2).flatten(2)), mixer(tokens, grid))
+
+
+def test_what_inference_does_in_one_convolution_equals_what_training_does_in_several() -> None:
+    model = mixlab.create_model("coat_lite_pico").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "position" in name:
+                parameter.normal_(std=0.3)
+        image = torch.randn(2, 3, 72, 104)
+        inference = model(image)
+    torch.testing.assert_close(inference, model(image), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,151 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import mixlab
+from mixlab.grid import Grid
+from mixlab.layers import ACTIVATIONS, Activation, Linear, Mlp, activation
+from mixlab.ops import linear as module
+from mixlab.ops.linear import is_plain_inference, linear, linear_reference, rows_in_cache
+
+onednn = pytest.mark.skipif(not module.has_onednn(), reason="this PyTorch has no oneDNN")
+
+
+def parts(rows: tuple[int, ...], dim: int, out: int, *, bias: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
+    return torch.randn(*rows, dim), torch.randn(out, dim) / dim**0.5, torch.randn(out) if bias else None
+
+
+@given(
+    rows=st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple),
+    dim=st.integers(1, 70),
+    out=st.integers(1, 70),
+    bias=st.booleans(),
+    after=st.sampled_from(["none", "relu", "gelu"]),
+)
+def test_every_shape_equals_the_reference(rows: tuple[int, ...], dim: int, out: int, bias: bool, after: str) -> None:
+    inputs = parts(rows, dim, out, bias=bias)
+    with torch.no_grad():
+        fast, plain = linear(*inputs, after=after), linear_reference(*inputs, after=after)  # type: ignore[arg-type]
+    assert fast.shape == plain.shape == (*rows, out)
+    torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)
+
+
+@onednn
+def test_views_with_gaps_are_read_right() -> None:
+    whole, weight, bias = torch.randn(3, 7, 24), torch.randn(5, 8), torch.randn(5)
+    with torch.no_grad():
+        for view in (whole[..., 8:16], whole[:, 1:, :8], whole.transpose(0, 1)[..., 16:]):
+            torch.testing.assert_close(linear(view, weight, bias), F.linear(view, weight, bias), rtol=1e-5, atol=1e-5)
+
+
+@onednn
+def test_only_plain_inference_takes_the_fast_way() -> None:
+    x, weight, bias = parts((4,), 8, 6)
+    assert not is_plain_inference(x, weight, bias)  # gradients may be asked for
+    with torch.no_grad():
+        assert is_plain_inference(x, weight, bias)
+        assert not is_plain_inference(x.double(), weight.double())
+        assert not is_plain_inference(x.to("meta"), weight.to("meta"))
+        assert not is_plain_inference(x[:0], weight, bias)
+        assert not is_plain_inference(x, weight.t().contiguous().t(), bias)
+        with torch.autocast("cpu", torch.float16):
+            assert not is_plain_inference(x, weight, bias)
+        with FlopCounterMode(display=False):
+            assert not is_plain_inference(x, weight, bias)
+        with torch.backends.mkldnn.flags(enabled=False):
+            assert not is_plain_inference(x, weight, bias)
+        seen = []
+
+        def followed(x: Tensor) -> Tensor:
+            seen.append(is_plain_inference(x, weight))
+            return x + 1
+
+        torch.compile(followed, backend="eager")(x)
+        assert seen == [False]
+
+
+def test_counters_still_see_the_products() -> None:
+    model = mixlab.create_model("convformer_pico").eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.randn(1, 3, 64, 64))
+    assert counter.get_total_flops() > 1e6
+
+
+def mlp(name: str, dim: int = 12, hidden: int = 40, *, bias: bool) -> Mlp:
+    act = activation(ACTIVATIONS.parse(name))
+    if name == "star_relu":
+        with torch.no_grad():
+            act.scale.fill_(0.9)  # type: ignore[operator]
+            act.bias.fill_(-0.4)  # type: ignore[operator]
+    return Mlp(dim, hidden, act, bias=bias).eval()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [3, 700])
+@pytest.mark.parametrize("name", ["relu", "gelu", "squared_relu", "star_relu"])
+def test_an_mlp_by_rows_equals_one_layer_after_the_other(
+    name: str, tokens: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IN_CACHE", 256 * 4 * 40)  # 256 rows of the wide layer
+    layer, x = mlp(name, bias=bias), torch.randn(2, tokens, 12)
+    expected = layer.fc2(layer.act(layer.fc1(x)))
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, Grid(1, tokens)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_hooks_and_replaced_layers_of_an_mlp_are_called() -> None:
+    layer, x, seen = mlp("gelu", bias=True), torch.randn(1, 5, 12), []
+    hook = layer.act.register_forward_hook(lambda *_: seen.append("act"))
+    with torch.no_grad():
+        layer(x, Grid(1, 5))
+        hook.remove()
+        assert seen == ["act"]
+        layer.fc1 = Doubled(layer.fc1)  # type: ignore[assignment]
+        torch.testing.assert_close(layer(x, Grid(1, 5)), layer.fc2(layer.act(layer.fc1(x))), rtol=1e-5, atol=1e-5)
+
+
+class Doubled(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.inner(x)
+
+
+class Half(Activation):
+    """An activation of somebody who knows nothing of fused layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+def test_a_new_activation_needs_only_a_forward() -> None:
+    layer, x = Mlp(6, 9, Half(), bias=True).eval(), torch.randn(2, 4, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, Grid(2, 2)), layer.fc2(layer.fc1(x) / 2), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(Half().behind(layer.fc1, x), layer.fc1(x) / 2)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (255, 10**6), (25088, 256), (1000, 2048)])
+def test_rows_are_cut_into_equal_pieces_that_fit(rows: int, width: int) -> None:
+    step = rows_in_cache(rows, width)
+    pieces = -(-rows // step)
+    assert 1 <= step <= max(256, module.IN_CACHE // (4 * width))
+    assert pieces * step - rows < pieces
+
+
+def test_edits_through_data_are_seen_at_once() -> None:
+    layer, x = Linear(5, 4).eval(), torch.randn(3, 5)
+    with torch.no_grad():
+        before = layer(x)
+        layer.weight.data.mul_(2)
+        layer.bias.data.mul_(2)
+        torch.testing.assert_close(layer(x), 2 * before)
+        assert torch.equal(copy.deepcopy(layer)(x), layer(x))
