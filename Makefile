@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint docs docs-test export-matrix browser-test parity compile-all bench costs reproduce counts clean
+.PHONY: help demo test lint docs docs-test export-matrix browser-test parity compile-all bench bench-full costs reproduce counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -45,9 +45,11 @@ parity: $(INSTALLED) ## every model at full size beside timm, forward and backwa
 compile-all: $(INSTALLED) ## torch.compile and export of every model, outputs and gradients (g++, about two hours)
 	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy/test_compile.py tests/deploy/test_export.py
 
-bench: $(INSTALLED) ## images per second beside timm, and cold compile time (2 quiet cores, g++)
-	$(BIN)/python benchmarks/against_timm.py
-	$(BIN)/python benchmarks/compile_time.py caformer_s18
+bench: $(INSTALLED) ## every family beside timm or its plain reference, into docs/performance.md (2 quiet cores, 5 minutes)
+	$(BIN)/python benchmarks/peers.py
+
+bench-full: $(INSTALLED) ## the same with optimised and compiled forms, compile times, memory, and single families (g++, an hour)
+	$(BIN)/python benchmarks/peers.py --full
 	$(BIN)/python benchmarks/vision_lstm.py
 	$(BIN)/python benchmarks/hyena.py
 

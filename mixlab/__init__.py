@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mixlab.dense.detector import create_detector
     from mixlab.dense.files import load_dense
     from mixlab.dense.segmenter import create_segmenter
+    from mixlab.deploy.optimise import optimize
     from mixlab.evals.accuracy import evaluate, predict
     from mixlab.hub import from_hub, push_to_hub
     from mixlab.tasks.comparison import compare
@@ -44,6 +45,7 @@ __all__ = [
     "load_dense",
     "load_weights",
     "macs",
+    "optimize",
     "predict",
     "push_to_hub",
     "resume",
@@ -51,13 +53,14 @@ __all__ = [
     "train",
     "transfer",
 ]
-LATER = {  # what only training needs is imported when it is asked for
+LATER = {  # what not everybody needs is imported when it is asked for
     "compare": "mixlab.tasks.comparison",
     "create_detector": "mixlab.dense.detector",
     "create_segmenter": "mixlab.dense.segmenter",
     "evaluate": "mixlab.evals.accuracy",
     "from_hub": "mixlab.hub",
     "load_dense": "mixlab.dense.files",
+    "optimize": "mixlab.deploy.optimise",
     "predict": "mixlab.evals.accuracy",
     "push_to_hub": "mixlab.hub",
     "resume": "mixlab.training.run",

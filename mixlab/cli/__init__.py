@@ -29,6 +29,7 @@ VERBS: dict[str, Verb] = {
     "truncate": (inside.truncate, inside.truncate_parser),
     "bench": (bench.bench, bench.bench_parser),
     "report": (reporting.report, reporting.report_parser),
+    "optimize": (deploying.optimize, deploying.optimize_parser),
     "export": (deploying.export, deploying.export_parser),
     "serve": (serving.serve, serving.serve_parser),
     "data": (data.data, data.data_parser),

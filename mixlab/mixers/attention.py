@@ -59,6 +59,10 @@ class Attention(Mixer):
         self.qkv = Linear(dim, 3 * dim, bias=bias)
         self.project = Linear(dim, dim, bias=bias)
 
+    @property
+    def last_layer(self) -> nn.Linear:
+        return self.project
+
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         query, key, value = self.split(tokens)
         if self.window is None:

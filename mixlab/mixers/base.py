@@ -22,6 +22,11 @@ class Mixer(nn.Module):
     explains: ClassVar[tuple[str, ...]] = ()  # what `explain` returns
     direction: str = ""  # where a walk over the tokens starts, for the titles of what it explains
 
+    @property
+    def last_layer(self) -> nn.Linear | None:
+        """The linear layer whose output is the mixer's, so that a factor behind it may move into it."""
+        return None
+
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         raise NotImplementedError
 

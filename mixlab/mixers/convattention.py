@@ -108,6 +108,10 @@ class ConvAttention(Mixer):
         self.qkv = Linear(dim, 3 * dim, bias=bool(options.bias))
         self.project = Linear(dim, dim, bias=bool(options.bias))
 
+    @property
+    def last_layer(self) -> nn.Linear:
+        return self.project
+
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         return self.attend(*self.split(tokens), grid)
 

@@ -237,6 +237,10 @@ class Hyena(Mixer):
         self.outer_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()
         self.out = Linear(dim, dim)
 
+    @property
+    def last_layer(self) -> nn.Linear:
+        return self.out
+
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         bare = Grid(grid.height, grid.width)
         parts = self.shorten(self.project(grid.image(tokens)), bare).chunk(3, -1)  # each (B, H*W, C)

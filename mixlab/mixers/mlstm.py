@@ -151,8 +151,8 @@ class Mlstm(Mixer):
         self.query = BlockDiagonal(inner, block, bias=bias, std=std)
         self.key = BlockDiagonal(inner, block, bias=bias, std=std)
         self.value = BlockDiagonal(inner, block, bias=bias, std=std)
-        self.input_gate = Linear(3 * inner, heads)
-        self.forget_gate = Linear(3 * inner, heads)
+        self.input_gate = nn.Linear(3 * inner, heads)
+        self.forget_gate = nn.Linear(3 * inner, heads)
         self.norm = HeadNorm(inner, heads, bias=bias)
         self.skip = nn.Parameter(torch.ones(inner))
         self.down = Linear(inner, dim, bias=bias)
@@ -170,6 +170,10 @@ class Mlstm(Mixer):
         nn.init.zeros_(self.forget_gate.weight)
         with torch.no_grad():
             self.forget_gate.bias.copy_(torch.linspace(3, 6, self.heads))
+
+    @property
+    def last_layer(self) -> nn.Linear:
+        return self.down
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         tokens, walk = self.path.arrange(tokens, grid)

@@ -80,6 +80,10 @@ class Recurrent1d(Mixer):
         self.layer = layer
         self.fusion = fusion
 
+    @property
+    def last_layer(self) -> nn.Linear | None:
+        return self.fusion
+
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         mixed = self.layer(grid.image(tokens))
         return grid.behind_zeros(mixed if self.fusion is None else self.fusion(mixed))
@@ -98,6 +102,10 @@ class Recurrent2d(Mixer):
         self.horizontal = horizontal
         self.merge = merge
         self.fusion = fusion
+
+    @property
+    def last_layer(self) -> nn.Linear | None:
+        return self.fusion
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         image = grid.image(tokens).unflatten(1, (grid.height, grid.width))  # (B, H, W, C)

@@ -37,6 +37,10 @@ class SepConv(Mixer):
         self.depthwise = DepthwiseConv(hidden, kernel, bias=bias)
         self.narrow = Linear(hidden, dim, bias=bias)
 
+    @property
+    def last_layer(self) -> nn.Linear:
+        return self.narrow
+
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         hidden = self.act.behind(self.widen, tokens)
         hidden = grid.from_map(self.depthwise(grid.to_map(hidden)))

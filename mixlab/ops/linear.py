@@ -38,7 +38,7 @@ def is_plain_inference(x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     if bias is not None and not is_plain_float(bias):
         return False
     followed = is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0
-    return not followed and x.numel() > 0 and weight.is_contiguous()
+    return not followed and x.numel() > 0 and (weight.is_mkldnn or weight.is_contiguous())
 
 
 def is_plain_float(x: Tensor) -> bool:

@@ -1,0 +1,80 @@
+"""Fewer steps with the same result: factors move into the linear layers behind which they stand."""
+
+from collections import Counter
+
+import torch
+from torch import nn
+
+from mixlab.layers import Linear, Mlp, Residual, Scaling, SquaredReLU, StarReLU, is_own
+from mixlab.mixers import Mixer
+from mixlab.ops.linear import has_onednn, is_plain_float
+
+
+@torch.no_grad()
+def fold(model: nn.Module) -> list[str]:
+    """Fold what can be folded exactly but for rounding, in place; says what was done."""
+    activations = sum(fold_star_relu(mlp) for mlp in model.modules() if isinstance(mlp, Mlp))
+    residuals = [module for module in model.modules() if isinstance(module, Residual)]
+    uses = Counter(id(branch.mixer) for residual in residuals for branch in residual.branches)
+    scalings = sum(fold_branch_scale(residual, uses) for residual in residuals)
+    said = []
+    if activations:
+        said.append(f"scale and bias of {activations} StarReLUs moved into the linear layers behind them")
+    if scalings:
+        said.append(f"{scalings} branch scales moved into the linear layers in front of them")
+    return said
+
+
+def fold_star_relu(mlp: Mlp) -> bool:
+    """W (s r^2 + b) + c = (s W) r^2 + (b W 1 + c)"""
+    act = mlp.act
+    if not isinstance(act, StarReLU) or not is_own(mlp.fc2):
+        return False
+    _, weight, bias = act.folded(mlp.fc2)
+    assert bias is not None, "StarReLU's own"
+    mlp.fc2.weight = nn.Parameter(weight, requires_grad=False)
+    mlp.fc2.bias = nn.Parameter(bias, requires_grad=False)
+    mlp.act = SquaredReLU().to(weight.device).eval()
+    return True
+
+
+def fold_branch_scale(residual: Residual, uses: Counter[int]) -> bool:
+    """t + f * (W x + c) = t + (f W) x + f c, in the last layer of every branch that is this residual's own."""
+    factor = residual.scaling.branch
+    lasts = [last_layer(branch.mixer) for branch in residual.branches]
+    if factor is None or any(uses[id(branch.mixer)] > 1 for branch in residual.branches):
+        return False
+    if not all(isinstance(last, nn.Linear) and is_own(last) for last in lasts):
+        return False
+    for last in lasts:
+        assert last is not None
+        last.weight = nn.Parameter(last.weight * factor[:, None], requires_grad=False)
+        last.bias = None if last.bias is None else nn.Parameter(last.bias * factor, requires_grad=False)
+    left = Scaling(len(factor))
+    left.residual = residual.scaling.residual
+    residual.scaling = left.eval()
+    return True
+
+
+def last_layer(mixer: object) -> nn.Linear | None:
+    """The linear layer that a branch ends with."""
+    if isinstance(mixer, Mlp):
+        return mixer.fc2
+    return mixer.last_layer if isinstance(mixer, Mixer) else None
+
+
+def pack(model: nn.Module) -> int:
+    """Weights of linear layers in the order in which oneDNN reads them, in place; how many were packed.
+
+    They are not parameters any more, and the layers work in plain inference only.
+    """
+    fitting = [layer for layer in linear_layers(model) if is_plain_float(layer.weight)] if has_onednn() else []
+    for layer in fitting:
+        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().contiguous(), None)
+        del layer.weight
+        layer.weight = packed
+    return len(fitting)
+
+
+def linear_layers(model: nn.Module) -> list[Linear]:
+    return [module for module in model.modules() if type(module) is Linear and is_own(module)]
