@@ -5,9 +5,9 @@ python benchmarks/peers.py                      # quick: about 5 minutes on 2 co
 python benchmarks/peers.py --full               # everything, an hour; needs g++
 python benchmarks/peers.py vil_tiny --print     # one model, nothing is written
 
-The peer is timm's model of the same name. Where timm has none it is the plain reference of the same model: the quadratic
-parallel form for Vision-LSTM, filters made anew and the FFT for Hyena. Both sides take turns in one process; a ratio is
-that of the best runs, and the interval is of the median over pairs.
+The peer is timm's model of the same name. Where timm has none it is the plain reference of the same model: the
+quadratic parallel form for Vision-LSTM, filters made anew and the FFT for Hyena. Both sides take turns in one process;
+a ratio is that of the best runs, and the interval is of the median over pairs.
 """
 
 import argparse
