@@ -20,6 +20,7 @@ from typing import Any
 from mixlab.cli import build_parser
 from mixlab.cli.arguments import changes_of, pairs
 from mixlab.errors import MixlabError
+from mixlab.evals.whole_task import is_whole_task
 from mixlab.training.recipe import load_recipe
 from mixlab.zoo import ensemble_row, list_models, model_config
 
@@ -157,7 +158,8 @@ def check_mixlab(words: Sequence[str]) -> None:
     named = [arguments.get("model", arguments.get("name"))] if verb in NAMING else []
     models = [name for name in named if name not in (None, "...")]
     for pattern in arguments.models if verb in ("compare", "bench") else ():
-        assert list_models(pattern) or pattern.startswith("timm:"), f"no model is called {pattern}"
+        name = pattern.partition(":")[2] if is_whole_task(pattern) else pattern
+        assert list_models(name) or name.startswith("timm:"), f"no model is called {pattern}"
     for model in models:
         changed = pairs(arguments.get("model_set") or [], "--model-set")
         assert ensemble_row(model) or model_config(model, **changed)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.guards import is_transformed
+from mixlab.ops.linear import linear
 
 
 def star_relu_reference(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ def star_relu_linear(
     when there are more activations than weights. A compiler fuses the plain form better than this one.
     """
     if torch.compiler.is_compiling() or x.dtype is torch.float16 or x.numel() <= 2 * weight.numel():
-        return F.linear(star_relu(x, scale, bias, overwrite=overwrite), weight, offset)
+        return linear(star_relu(x, scale, bias, overwrite=overwrite), weight, offset)
     shift = bias * weight.sum(1)
     shift = shift if offset is None else shift + offset
-    return F.linear(squared_relu(x, overwrite=overwrite).to(x.dtype), weight * scale, shift)
+    return linear(squared_relu(x, overwrite=overwrite).to(x.dtype), weight * scale, shift)

@@ -1,11 +1,11 @@
-"""Linear layers of inference on a CPU: oneDNN's product instead of the BLAS's, with the activation in the same pass.
+"""Linear layers on a CPU: oneDNN's product instead of the BLAS's, in inference with the activation in the same pass.
 
 On the machine of the performance notes it reaches 85 to 105 billion multiply-accumulates per second where `F.linear`
-reaches 55 to 95, most where there are few rows. Whatever else follows the arithmetic (gradients, a compiler, a tracer,
-autocast, counters) gets `F.linear`.
+reaches 55 to 95, most where there are few rows. Whatever else follows the arithmetic (a compiler, a tracer, autocast,
+counters) gets `F.linear`.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,16 +14,49 @@ from torch import Tensor, nn
 from mixlab.guards import is_transformed
 
 After = Literal["none", "relu", "gelu"]
+LEAST = 16  # outputs of a layer from which training it takes the fast way
 IN_CACHE = 5 * 2**19  # bytes of an intermediate result that caches of two cores hold
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
     """`linear_reference` by the fastest way for what is given."""
-    if not is_plain_inference(x, weight, bias):
-        return linear_reference(x, weight, bias, after)
-    algorithm = "none" if after == "gelu" else ""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, after, [], algorithm)
-    return product
+    if is_plain_inference(x, weight, bias):
+        return product(x, weight, bias, after)
+    if torch.is_grad_enabled() and len(weight) >= LEAST and is_plain(x, weight, bias):
+        trained: Tensor = LinearGradient.apply(x, weight, bias)
+        return trained if after == "none" else F.relu(trained) if after == "relu" else F.gelu(trained)
+    return linear_reference(x, weight, bias, after)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, after, [], "none" if after == "gelu" else "")
+    return found
+
+
+class LinearGradient(torch.autograd.Function):
+    """x W^T + b, with both products of that shape by oneDNN. Its gradients can be differentiated again."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return product(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        to_x, to_weight, to_bias = None, None, None
+        if ctx.needs_input_grad[0]:
+            plain = torch.is_grad_enabled() or not is_plain(gradient, weight)
+            to_x = gradient @ weight if plain else product(gradient, weight.t())
+        flat = gradient.flatten(0, -2)
+        if ctx.needs_input_grad[1]:
+            to_weight = flat.t() @ x.flatten(0, -2)
+        if ctx.needs_input_grad[2]:
+            to_bias = flat.sum(0)
+        return to_x, to_weight, to_bias
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
@@ -33,7 +66,12 @@ def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, afte
 
 def is_plain_inference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether these are float32 numbers of a CPU and nobody follows what is computed from them."""
-    if torch.is_grad_enabled() or not (is_plain_float(x) and is_plain_float(weight)) or not has_onednn():
+    return not torch.is_grad_enabled() and is_plain(x, weight, bias)
+
+
+def is_plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """The same, where gradients may follow."""
+    if not (is_plain_float(x) and is_plain_float(weight)) or not has_onednn():
         return False
     if bias is not None and not is_plain_float(bias):
         return False

@@ -227,8 +227,7 @@ def downstream_section(entry: Mapping[str, Any], images: Mapping[str, int]) -> l
         changed = [change for start, change in entry.get("change", {}).items() if model.startswith(start)]
         settings = {"change": "".join(changed), "kind": entry.get("set", "").partition("=")[2]}
         hours = downstream_hours(model, entry["recipe"], images[entry["data"]], TFLOPS, **settings)
-        cost = "not counted" if hours is None else number(hours)
-        lines.append([f"`{model}`", f"{value}", f"`{entry['recipe']}`", cost])
+        lines.append([f"`{model}`", f"{value}", f"`{entry['recipe']}`", number(hours)])
         out = f"runs/{model}/{entry['recipe']}_{entry['data']}" + ("_cascade" if "set" in entry else "")
         rest = (f" --set {entry['set']}" if "set" in entry else "") + "".join(map(model_set, changed))
         commands.append(f"{downstream_command(entry, model, source)} --out {out}{rest}  # {value}")

@@ -9,7 +9,6 @@ import mixlab
 from mixlab.cli.arguments import pairs
 from mixlab.dense.detector import create_detector
 from mixlab.dense.segmenter import create_segmenter
-from mixlab.errors import MacsError
 from mixlab.evals.compute import BACKWARD, epochs_of, training_compute
 from mixlab.training.recipe import Recipe, load_recipe
 
@@ -17,20 +16,13 @@ DETECTION_SIZE = (800, 1280)  # the size at which the papers count; recipes draw
 VTAB_TASKS, VTAB_TRAIN = 19, 800  # images for the sweep; all of them for the result
 
 
-def downstream_hours(
-    model: str, recipe: str, images: int, tflops: float, *, change: str = "", kind: str = ""
-) -> float | None:
-    """With what --model-set would change, and another kind of detector than the recipe's.
-
-    None where an operator's multiply-accumulates are not known (Deformable DETR's sampling).
-    """
+def downstream_hours(model: str, recipe: str, images: int, tflops: float, *, change: str = "", kind: str = "") -> float:
+    """With what --model-set would change, and another kind of detector than the recipe's."""
     kept = load_recipe(recipe, model=model)
     if kept.task == "classification":
         run = training_compute(model, kept, images=images, form="mask")
         return run.gpu_hours(tflops) * (1 if kept.sweep is None else sweep_factor(kept))
     macs = dense_macs(model, recipe, change, kind)
-    if macs is None:
-        return None
     steps = kept.schedule.updates or 0
     seen = steps * kept.batch_size if steps else epochs_of(kept, images) * images
     return 2 * (1 + BACKWARD) * macs * seen / (tflops * 1e12 * 3600)
@@ -44,7 +36,7 @@ def sweep_factor(recipe: Recipe) -> float:
 
 
 @functools.cache
-def dense_macs(model: str, recipe: str, change: str, kind: str) -> int | None:
+def dense_macs(model: str, recipe: str, change: str, kind: str) -> int:
     """Of one training image with the decoder or detector, its auxiliary head left out."""
     kept = load_recipe(recipe, model=model)
     options = pairs(change.split("; ") if change else [], "change")
@@ -58,7 +50,4 @@ def dense_macs(model: str, recipe: str, change: str, kind: str) -> int | None:
         norms = kept.detector.norms
         named: Any = kind or kept.detector.kind
         detector = create_detector(model, named, num_classes=80, backbone_options=options, norms=norms)
-    try:
-        return mixlab.macs(detector, DETECTION_SIZE)
-    except MacsError:
-        return None
+    return mixlab.macs(detector, DETECTION_SIZE)
