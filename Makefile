@@ -32,8 +32,8 @@ docs: $(INSTALLED) ## the site, into site/; warnings are errors
 docs-test: $(INSTALLED) ## every command and example of the README and the docs (2 cores, some minutes)
 	$(BIN)/python -m pytest -n 2 tests/test_docs.py
 
-export-matrix: $(INSTALLED) ## every model in every export format, compared and timed, into docs/export.md (g++, an hour)
-	$(BIN)/python benchmarks/export_matrix.py
+export-matrix: $(INSTALLED) ## models in every export format, compared and timed, into docs/export.md (g++, 20 minutes)
+	$(BIN)/python benchmarks/export_matrix.py --full
 
 browser-test: $(INSTALLED) ## the pages in a headless Chromium, which it finds or gets (70 MB)
 	$(BIN)/python -m tests.browser.chromium

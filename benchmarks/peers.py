@@ -29,6 +29,7 @@ from mixlab.evals.execution import Execution
 from mixlab.evals.speed import peak_memory_mb
 from mixlab.evals.turns import Plan, Ratio, take_turns
 from mixlab.files import write_whole
+from mixlab.ops.linear import linear
 from mixlab.report.results import describe_machine
 
 import timm  # isort: skip  (after mixlab, which mends a torchvision without operators)
@@ -130,6 +131,7 @@ def measure(name: str, plan: Plan, *, full: bool) -> dict[str, Any]:
     many, one = torch.randn(BATCH, 3, SIDE, SIDE), torch.randn(1, 3, SIDE, SIDE)
     own, peer = own_model(name), peer_model(name)
     found: dict[str, Any] = {"peer": "plain reference" if name in PLAIN else f"timm {timm.__version__}"}
+    found["gmacs"] = mixlab.macs(own, SIDE) / 1e9
     steps: dict[str, Callable[[], Any]] = {
         "eager": lambda: pair(inference(own, many), inference(peer, many), plan, BATCH),
         "latency": lambda: pair(inference(own, one), inference(peer, one), plan, 1),
@@ -173,18 +175,38 @@ def brief(found: dict[str, Any]) -> str:
     return json.dumps(found)[:160]
 
 
+def peak() -> float:
+    """Thousand million multiply-accumulates per second of a large product, which no model can exceed."""
+    x, weight = torch.randn(2048, 1280), torch.randn(1280, 1280)
+    with torch.inference_mode():
+        seconds = take_turns({"product": lambda: linear(x, weight)}, Plan(seconds=2.0, least=50))["product"]
+    return x.shape[0] * weight.numel() / min(seconds) / 1e9
+
+
 # -- what is written -----------------------------------------------------------------------------
 
 
-def table(models: dict[str, Any]) -> list[str]:
+def table(models: dict[str, Any], most: float) -> list[str]:
     full = any("optimised" in found for found in models.values())
-    titles = ["model", "peer", "images/s", "peer's", "ratio", "latency ms", "peer's", "ratio", "training ratio"]
+    titles = [
+        "model",
+        "peer",
+        "images/s",
+        "peer's",
+        "ratio",
+        "of peak",
+        "latency ms",
+        "peer's",
+        "ratio",
+        "training ratio",
+    ]
     titles += ["optimised, ratio to eager peer", "to compiled peer"] if full else []
     lines = [f"| {' | '.join(titles)} |", "|---|---|" + "--:|" * (len(titles) - 2)]
     for name, found in models.items():
         eager, latency = found["eager"], found["latency"]
         cells = [f"`{name}`", found["peer"]]
         cells += [number(eager, "own_images_per_second", 1), number(eager, "peer_images_per_second", 1), number(eager)]
+        cells += [f"{100 * found['gmacs'] * eager['own_images_per_second'] / most:.0f}%"]
         cells += [number(latency, "own_ms", 0), number(latency, "peer_ms", 0), number(latency)]
         cells += [number(found["training"])]
         if full:
@@ -197,15 +219,23 @@ def number(found: dict[str, Any], name: str = "ratio", digits: int = 2) -> str:
     return f"{found[name]:.{digits}f}" if name in found else ""
 
 
-def write(models: dict[str, Any], threads: int) -> None:
+def write(models: dict[str, Any], threads: int, most: float) -> None:
     about = {key: str(value) for key, value in describe_machine().items()}
-    whole = {"machine": about, "threads": threads, "batch": BATCH, "image_size": SIDE, "models": models}
+    whole: dict[str, Any] = {
+        "machine": about,
+        "threads": threads,
+        "batch": BATCH,
+        "image_size": SIDE,
+        "peak_gmacs": most,
+    }
+    whole["models"] = models
     write_whole(RESULTS, json.dumps(whole, indent=1) + "\n")
     page = PAGE.read_text()
     before, rest = page.split(START)
     _, behind = rest.split(END)
-    told = f"{about['processor']}, {threads} threads, PyTorch {about['PyTorch']}, float32, batch {BATCH}, {SIDE} px."
-    write_whole(PAGE, f"{before}{START}\n{told}\n\n" + "\n".join(table(models)) + f"\n{END}{behind}")
+    told = f"{about['processor']}, {threads} threads, PyTorch {about['PyTorch']}, float32, batch {BATCH}, {SIDE} px; "
+    told += f"a large product reaches {most:.0f} thousand million multiply-accumulates per second (peak)."
+    write_whole(PAGE, f"{before}{START}\n{told}\n\n" + "\n".join(table(models, most)) + f"\n{END}{behind}")
 
 
 def main() -> None:
@@ -221,11 +251,12 @@ def main() -> None:
     unknown = sorted(set(arguments.names) - set(NAMES))
     if unknown:
         sys.exit(f"No peer is known for {', '.join(unknown)}. Known: {', '.join(NAMES)}")
-    models = {}
+    models: dict[str, Any] = {}
+    most = peak()
     for name in arguments.names:
         models[name] = measure(name, plan, full=arguments.full)
         if not arguments.print:  # after each, so that an interrupted run leaves what it has
-            write(models, arguments.threads)
+            write(models, arguments.threads, most)
 
 
 if __name__ == "__main__":

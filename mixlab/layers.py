@@ -13,7 +13,7 @@ from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
 from mixlab.ops.depthwise import depthwise
-from mixlab.ops.linear import After, is_plain_inference, linear, rows_in_cache
+from mixlab.ops.linear import After, is_plain_float, is_plain_inference, linear, product, rows_in_cache
 from mixlab.ops.norms import global_norm
 
 ACTIVATIONS: Registry[Callable[..., "Activation"]] = Registry("activation")
@@ -54,7 +54,7 @@ class Activation(nn.Module):
     def behind(self, linear_layer: nn.Linear, x: Tensor) -> Tensor:
         """self(linear_layer(x))"""
         if is_plain(self) and is_own(linear_layer) and is_plain_inference(x, linear_layer.weight, linear_layer.bias):
-            return self.finish(linear(x, linear_layer.weight, linear_layer.bias, self.after))
+            return self.finish(product(x, linear_layer.weight, linear_layer.bias, self.after))
         return self(linear_layer(x))
 
     def unfolded(self, behind: nn.Linear) -> "Folded":
@@ -237,8 +237,9 @@ class Mlp(nn.Module):
         return self.act.into(self.fc1(tokens), self.fc2, own=is_plain(self.fc1))
 
     def is_plain_inference(self, tokens: Tensor) -> bool:
-        others = (self.fc1.bias, self.fc2.weight, self.fc2.bias, *self.act.parameters())
-        return all(one is None or is_plain_inference(tokens, self.fc1.weight, one) for one in others)
+        others = (self.fc2.weight, self.fc2.bias, *self.act.parameters())
+        plain = all(one is None or is_plain_float(one) for one in others)
+        return plain and is_plain_inference(tokens, self.fc1.weight, self.fc1.bias)
 
     def by_rows(self, tokens: Tensor) -> Tensor:
         """As many tokens at a time as keep the wide layer in the cache."""
@@ -248,7 +249,7 @@ class Mlp(nn.Module):
         finish, weight, bias = (self.act.folded if many else self.act.unfolded)(self.fc2)
 
         def of(some: Tensor) -> Tensor:
-            return linear(finish(linear(some, self.fc1.weight, self.fc1.bias, self.act.after)), weight, bias)
+            return product(finish(product(some, self.fc1.weight, self.fc1.bias, self.act.after)), weight, bias)
 
         if step == len(rows):
             return of(rows).unflatten(0, tokens.shape[:-1])

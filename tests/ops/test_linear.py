@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -149,3 +150,54 @@ def test_edits_through_data_are_seen_at_once() -> None:
         layer.bias.data.mul_(2)
         torch.testing.assert_close(layer(x), 2 * before)
         assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+
+
+def gradients(form: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    own = [one.clone().requires_grad_() for one in inputs]
+    return list(torch.autograd.grad(form(*own).square().sum(), own))
+
+
+@onednn
+@pytest.mark.parametrize("shape", [(7,), (2, 5), (2, 3, 4)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_equal_those_of_the_reference(shape: tuple[int, ...], bias: bool) -> None:
+    inputs = tuple(one for one in parts(shape, 24, 32, bias=bias) if one is not None)
+    for fast, plain in zip(gradients(linear, inputs), gradients(linear_reference, inputs), strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-4)
+
+
+@onednn
+def test_gradients_of_gradients_equal_those_of_the_reference() -> None:
+    found = []
+    for form in (linear, linear_reference):
+        torch.manual_seed(0)
+        x, weight, bias = (one.requires_grad_() for one in parts((5,), 24, 32) if one is not None)
+        first = torch.autograd.grad(form(x, weight, bias).pow(3).sum(), (x, weight), create_graph=True)
+        found.append(torch.autograd.grad(sum(one.square().sum() for one in first), (x, weight, bias)))
+    for fast, plain in zip(*found, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-3, atol=1e-2)
+
+
+@onednn
+def test_frozen_inputs_and_weights_get_no_gradient() -> None:
+    x, weight, bias = parts((5,), 24, 32)
+    for wanted in ([0], [1], [2], [0, 2]):
+        own = [
+            one.clone().requires_grad_(index in wanted)
+            for index, one in enumerate((x, weight, bias))
+            if one is not None
+        ]
+        linear(own[0], own[1], own[2]).sum().backward()
+        assert [index for index, one in enumerate(own) if one.grad is not None] == wanted
+    assert not linear(x, weight, bias).requires_grad
+
+
+@onednn
+def test_functional_transforms_and_forward_derivatives_work() -> None:
+    x, weight, bias = parts((5,), 24, 32)
+    batched = torch.vmap(lambda row: linear(row, weight, bias))(x)
+    torch.testing.assert_close(batched, F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+    along = torch.func.jvp(lambda one: linear(one, weight, bias), (x,), (torch.ones_like(x),))[1]
+    torch.testing.assert_close(along, F.linear(torch.ones_like(x), weight), rtol=1e-5, atol=1e-5)
+    to_x = torch.func.grad(lambda one: linear(one, weight, bias).sum())(x)
+    torch.testing.assert_close(to_x, weight.sum(0).expand_as(x), rtol=1e-5, atol=1e-5)
