@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from mixlab.choices import Choice, Registry
 from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
 from mixlab.ops.depthwise import depthwise
-from mixlab.ops.linear import After, is_plain_float, is_plain_inference, linear, product, rows_in_cache
+from mixlab.ops.linear import After, is_fast, is_plain_float, linear, product, rows_in_cache
 from mixlab.ops.norms import global_norm
 
 ACTIVATIONS: Registry[Callable[..., "Activation"]] = Registry("activation")
@@ -29,11 +30,29 @@ ScalingChoice = Annotated[Choice, SCALINGS]
 # -- linear layers -------------------------------------------------------------------------------
 
 
-class Linear(nn.Linear):
-    """`nn.Linear` by the fastest way."""
+def through(layer: nn.Linear, x: Tensor) -> Tensor:
+    """layer(x) by the fastest way."""
+    return linear(x, layer.weight, layer.bias) if is_own(layer) else layer(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+
+def is_own(layer: nn.Module) -> bool:
+    """Whether a linear layer is nothing else, so that its arithmetic may be done elsewhere."""
+    return type(layer) is nn.Linear and is_plain(layer)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether nobody listens to or changes a module's call: hooks, pruning, another forward."""
+    forward = module._forward_hooks or module._forward_pre_hooks
+    backward = module._backward_hooks or module._backward_pre_hooks
+    return not (forward or backward or "forward" in vars(module) or _has_any_global_hook())
+
+
+def linear_for_fusion(layer: nn.Linear, x: Tensor) -> Tensor:
+    """layer(x) in front of elementwise work: compiled, the bias is left to that, which takes 8% off the product."""
+    if torch.compiler.is_compiling() and layer.bias is not None and is_own(layer):
+        alone = F.linear(x, layer.weight)
+        return alone + layer.bias.to(alone.dtype)
+    return through(layer, x)
 
 
 # -- activations ---------------------------------------------------------------------------------
@@ -42,55 +61,49 @@ class Linear(nn.Linear):
 class Activation(nn.Module):
     """An elementwise function that knows the cheapest ways out of a linear layer in front and into one behind.
 
-    It is what a linear layer does in the same pass (`after`), then `finish`.
+    It is what a linear layer does in the same pass (`after`), then `finish`. A class with a forward of its own and
+    without one of these does not inherit it.
     """
 
     after: After = "none"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" in vars(cls):
+            for name in ("after", "finish", "folded", "fused_into"):
+                if name not in vars(cls):
+                    setattr(cls, name, vars(Activation)[name])
 
     def finish(self, x: Tensor) -> Tensor:
         """What is left to do behind `after`, in the memory of x."""
         return x.copy_(self(x))
 
-    def behind(self, linear_layer: nn.Linear, x: Tensor) -> Tensor:
-        """self(linear_layer(x))"""
-        if is_plain(self) and is_own(linear_layer) and is_plain_inference(x, linear_layer.weight, linear_layer.bias):
-            return self.finish(product(x, linear_layer.weight, linear_layer.bias, self.after))
-        return self(linear_layer(x))
+    def behind(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """self(layer(x))"""
+        if self.is_fast() and is_own(layer) and not torch.is_grad_enabled() and is_fast(x, layer.weight, layer.bias):
+            return self.finish(product(x, layer.weight, layer.bias, self.after))
+        return self(through(layer, x))
 
-    def unfolded(self, behind: nn.Linear) -> "Folded":
+    def is_fast(self) -> bool:
+        """Whether its parts may be computed in place of itself."""
+        return is_plain(self) and all(is_plain_float(one) for one in self.parameters())
+
+    def unfolded(self, behind: nn.Linear) -> Folded:
         """`finish`, and weight and bias of the layer behind."""
         return self.finish, behind.weight, behind.bias
 
-    def folded(self, behind: nn.Linear) -> "Folded":
+    def folded(self, behind: nn.Linear) -> Folded:
         """The same, where a part of `finish` may have moved into the layer behind."""
         return self.unfolded(behind)
 
-    def into(self, x: Tensor, linear: nn.Linear, *, own: bool) -> Tensor:
-        """linear(self(x)). `own` allows x to be overwritten, which happens when no gradient is recorded."""
-        if is_plain(self) and is_own(linear):
-            return self.fused_into(x, linear, overwrite=own and not torch.is_grad_enabled())
-        return linear(self(x))
+    def into(self, x: Tensor, layer: nn.Linear, *, own: bool) -> Tensor:
+        """layer(self(x)). `own` allows x to be overwritten, which happens when no gradient is recorded."""
+        if is_plain(self) and is_own(layer):
+            return self.fused_into(x, layer, overwrite=own and not torch.is_grad_enabled())
+        return layer(self(x))
 
-    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
-        return linear(self(x))
-
-
-def is_plain(module: nn.Module) -> bool:
-    """Whether nobody listens to or changes a module's call: hooks, pruning and the like attach there."""
-    return not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-def is_own(linear: nn.Module) -> bool:
-    """Whether a linear layer is nothing else, so that its arithmetic may be done elsewhere."""
-    return is_plain(linear) and type(linear) in (Linear, nn.Linear)
-
-
-def linear_for_fusion(linear: nn.Linear, x: Tensor) -> Tensor:
-    """linear(x) in front of elementwise work: compiled, the bias is left to that, which takes 8% off the product."""
-    if torch.compiler.is_compiling() and linear.bias is not None and is_own(linear):
-        product = F.linear(x, linear.weight)
-        return product + linear.bias.to(product.dtype)
-    return linear(x)
+    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
+        return through(layer, self(x))
 
 
 class DepthwiseConv(nn.Conv2d):
@@ -108,16 +121,14 @@ class DepthwiseConv(nn.Conv2d):
 
 @ACTIVATIONS.register("relu")
 class ReLU(Activation):
-    after = "relu"
-
     def finish(self, x: Tensor) -> Tensor:
-        return x
+        return x.relu_()
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x)
 
-    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
-        return linear(x.relu_() if overwrite else F.relu(x))
+    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
+        return through(layer, x.relu_() if overwrite else F.relu(x))
 
 
 @ACTIVATIONS.register("gelu")
@@ -130,22 +141,20 @@ class GELU(Activation):
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(x)
 
-    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
-        return linear(torch.ops.aten.gelu_(x) if overwrite else F.gelu(x))
+    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
+        return through(layer, torch.ops.aten.gelu_(x) if overwrite else F.gelu(x))
 
 
 @ACTIVATIONS.register("squared_relu")
 class SquaredReLU(Activation):
-    after = "relu"
-
     def finish(self, x: Tensor) -> Tensor:
-        return x.square_()
+        return squared_relu_(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return squared_relu(x).to(x.dtype)
 
-    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
-        return linear(squared_relu(x, overwrite=overwrite).to(x.dtype))
+    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
+        return through(layer, squared_relu(x, overwrite=overwrite).to(x.dtype))
 
 
 @dataclass(frozen=True)
@@ -162,8 +171,6 @@ class StarReLUOptions:
 class StarReLU(Activation):
     """scale * relu(x)^2 + bias, both shared by all channels (MetaFormer, Eq. 15)."""
 
-    after = "relu"
-
     def __init__(self, scale: float, bias: float, learn_scale: bool, learn_bias: bool) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.full((1,), scale), requires_grad=learn_scale)
@@ -173,14 +180,19 @@ class StarReLU(Activation):
         return star_relu(x, self.scale, self.bias)
 
     def finish(self, x: Tensor) -> Tensor:
+        x.relu_()
         return torch.addcmul(self.bias, x, x, value=self.scale.item(), out=x)
 
     def folded(self, behind: nn.Linear) -> "Folded":
         shift = self.bias * behind.weight.sum(1)  # W (s r^2 + b) = (s W) r^2 + b W 1
-        return Tensor.square_, behind.weight * self.scale, shift if behind.bias is None else shift + behind.bias
+        return squared_relu_, behind.weight * self.scale, shift if behind.bias is None else shift + behind.bias
 
-    def fused_into(self, x: Tensor, linear: nn.Linear, *, overwrite: bool) -> Tensor:
-        return star_relu_linear(x, self.scale, self.bias, linear.weight, linear.bias, overwrite=overwrite)
+    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
+        return star_relu_linear(x, self.scale, self.bias, layer.weight, layer.bias, overwrite=overwrite)
+
+
+def squared_relu_(x: Tensor) -> Tensor:
+    return x.relu_().square_()
 
 
 def activation(choice: Choice) -> Activation:
@@ -227,19 +239,24 @@ class Mlp(nn.Module):
 
     def __init__(self, dim: int, hidden: int, act: Activation, *, bias: bool) -> None:
         super().__init__()
-        self.fc1 = Linear(dim, hidden, bias=bias)
+        self.fc1 = nn.Linear(dim, hidden, bias=bias)
         self.act = act
-        self.fc2 = Linear(hidden, dim, bias=bias)
+        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """The layers that are only called: an activation may read the weights of the one behind it."""
+        return ("fc1",) if isinstance(self.act, StarReLU) else ("fc1", "fc2")
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        if is_own(self.fc1) and is_own(self.fc2) and is_plain(self.act) and self.is_plain_inference(tokens):
+        if not torch.is_grad_enabled() and self.is_fast(tokens):
             return self.by_rows(tokens)
-        return self.act.into(self.fc1(tokens), self.fc2, own=is_plain(self.fc1))
+        return self.act.into(through(self.fc1, tokens), self.fc2, own=is_plain(self.fc1))
 
-    def is_plain_inference(self, tokens: Tensor) -> bool:
-        others = (self.fc2.weight, self.fc2.bias, *self.act.parameters())
-        plain = all(one is None or is_plain_float(one) for one in others)
-        return plain and is_plain_inference(tokens, self.fc1.weight, self.fc1.bias)
+    def is_fast(self, tokens: Tensor) -> bool:
+        second = self.fc2.bias is None or is_plain_float(self.fc2.bias)
+        plain = is_own(self.fc1) and is_own(self.fc2) and is_plain_float(self.fc2.weight) and second
+        return plain and self.act.is_fast() and is_fast(tokens, self.fc1.weight, self.fc1.bias)
 
     def by_rows(self, tokens: Tensor) -> Tensor:
         """As many tokens at a time as keep the wide layer in the cache."""

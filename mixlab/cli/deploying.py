@@ -91,10 +91,7 @@ def optimize(arguments: Namespace) -> None:
     print(found.report)
     if found.file is not None:
         print(told(found.file))
-        speed = found.report.milliseconds["original"] / found.file_milliseconds
-        print(
-            f"the file takes {found.file_milliseconds:.1f} ms for the batch, {speed:.2f} times as fast as the original"
-        )
+        print(f"on that batch the file is {found.file_gain:.2f} times as fast as the original")
 
 
 def parse_batch(text: str) -> int | Literal["dynamic"]:

@@ -5,7 +5,8 @@ from collections import Counter
 import torch
 from torch import nn
 
-from mixlab.layers import Linear, Mlp, Residual, Scaling, SquaredReLU, StarReLU, is_own
+from mixlab.coscale import CoscaleBlock
+from mixlab.layers import Mlp, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
 from mixlab.mixers import Mixer
 from mixlab.ops.linear import has_onednn, is_plain_float
 
@@ -13,10 +14,11 @@ from mixlab.ops.linear import has_onednn, is_plain_float
 @torch.no_grad()
 def fold(model: nn.Module) -> list[str]:
     """Fold what can be folded exactly but for rounding, in place; says what was done."""
-    activations = sum(fold_star_relu(mlp) for mlp in model.modules() if isinstance(mlp, Mlp))
+    activations = sum(fold_star_relu(mlp) for mlp in model.modules() if type(mlp) is Mlp)
     residuals = [module for module in model.modules() if isinstance(module, Residual)]
     uses = Counter(id(branch.mixer) for residual in residuals for branch in residual.branches)
-    scalings = sum(fold_branch_scale(residual, uses) for residual in residuals)
+    exchanging = {id(one) for block in model.modules() if isinstance(block, CoscaleBlock) for one in block.token}
+    scalings = sum(fold_branch_scale(one, uses) for one in residuals if id(one) not in exchanging)
     said = []
     if activations:
         said.append(f"scale and bias of {activations} StarReLUs moved into the linear layers behind them")
@@ -28,7 +30,7 @@ def fold(model: nn.Module) -> list[str]:
 def fold_star_relu(mlp: Mlp) -> bool:
     """W (s r^2 + b) + c = (s W) r^2 + (b W 1 + c)"""
     act = mlp.act
-    if not isinstance(act, StarReLU) or not is_own(mlp.fc2):
+    if type(act) is not StarReLU or not is_plain(act) or not is_own(mlp.fc2):
         return False
     _, weight, bias = act.folded(mlp.fc2)
     assert bias is not None, "StarReLU's own"
@@ -40,11 +42,12 @@ def fold_star_relu(mlp: Mlp) -> bool:
 
 def fold_branch_scale(residual: Residual, uses: Counter[int]) -> bool:
     """t + f * (W x + c) = t + (f W) x + f c, in the last layer of every branch that is this residual's own."""
-    factor = residual.scaling.branch
-    lasts = [last_layer(branch.mixer) for branch in residual.branches]
-    if factor is None or any(uses[id(branch.mixer)] > 1 for branch in residual.branches):
+    factor, mixers = residual.scaling.branch, [branch.mixer for branch in residual.branches]
+    listened = [*residual.branches, *(mixer for mixer in mixers if isinstance(mixer, nn.Module)), residual.scaling]
+    if factor is None or not all(is_plain(module) for module in listened):
         return False
-    if not all(isinstance(last, nn.Linear) and is_own(last) for last in lasts):
+    lasts = [last_layer(mixer) for mixer in mixers if uses[id(mixer)] == 1]
+    if len(lasts) < len(mixers) or not all(last is not None and is_own(last) for last in lasts):
         return False
     for last in lasts:
         assert last is not None
@@ -66,7 +69,7 @@ def last_layer(mixer: object) -> nn.Linear | None:
 def pack(model: nn.Module) -> int:
     """Weights of linear layers in the order in which oneDNN reads them, in place; how many were packed.
 
-    They are not parameters any more, and the layers work in plain inference only.
+    They are not parameters any more.
     """
     fitting = [layer for layer in linear_layers(model) if is_plain_float(layer.weight)] if has_onednn() else []
     for layer in fitting:
@@ -76,5 +79,8 @@ def pack(model: nn.Module) -> int:
     return len(fitting)
 
 
-def linear_layers(model: nn.Module) -> list[Linear]:
-    return [module for module in model.modules() if type(module) is Linear and is_own(module)]
+def linear_layers(model: nn.Module) -> list[nn.Linear]:
+    """Those that mixers and MLPs only call, and that are nothing else."""
+    callers = [module for module in model.modules() if isinstance(module, (Mixer, Mlp))]
+    found = [getattr(module, name) for module in callers for name in module.linears]
+    return [layer for layer in found if layer is not None and is_own(layer)]

@@ -1,7 +1,6 @@
 """A model made fast for inference on this machine: folded, packed, perhaps compiled; measured, and compared."""
 
 import copy
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from mixlab.deploy.checking import images_for
 from mixlab.deploy.compile import compile_blocks, has_compiler
 from mixlab.deploy.export import ExportResult, export, open_export
 from mixlab.deploy.folding import fold, linear_layers, pack
+from mixlab.deploy.graph import first_lines
 from mixlab.deploy.specimen import Size, Source, open_specimen
 from mixlab.deploy.targets import AnyPath
 from mixlab.errors import CompileError, ConfigError, require
@@ -24,6 +24,7 @@ from mixlab.evals.execution import wait_for
 from mixlab.evals.speed import alternate
 
 BOUND = 1e-4  # of the largest score, by which no score may differ
+FLOOR = 1e-2  # scores below it are measured against it
 ROUNDS = 5
 Say = Callable[[str], None]
 
@@ -32,7 +33,8 @@ Say = Callable[[str], None]
 class OptimizeReport:
     """What was done and what it brought, on a batch like the example.
 
-    `milliseconds` of the best run of the original and of every form that was tried; `chosen` is the fastest of these.
+    `milliseconds` of the best run of the original and of every form that was tried; `chosen` is the fastest of all.
+    `steps` are those of the chosen form, and why others were not taken.
     `difference` is the largest of any score from the original's, `scale` the largest score.
     """
 
@@ -66,13 +68,13 @@ class OptimizeReport:
 class Optimized(nn.Module):
     """A model for inference. It takes images of any size and number, and was measured for those of its report.
 
-    Nothing of it is trained or saved: keep the original for that.
+    Nothing of it is trained, saved or moved: keep the original for that.
     """
 
-    def __init__(self, model: Backbone, report: OptimizeReport | None = None) -> None:
+    def __init__(self, model: Backbone) -> None:
         super().__init__()
         self.model = model
-        self.report = report
+        self.report: OptimizeReport | None = None
         self.eval()
 
     @property
@@ -83,19 +85,33 @@ class Optimized(nn.Module):
     def class_names(self) -> tuple[str, ...]:
         return self.model.class_names
 
+    @torch.compiler.disable
     def forward(self, image: Tensor) -> Tensor:
-        with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
+        with torch.inference_mode(), torch.autocast(image.device.type, enabled=False):
             scores: Tensor = self.model(image)
         return scores
 
+    @torch.compiler.disable
     def embed(self, image: Tensor) -> Tensor:
-        with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
+        with torch.inference_mode(), torch.autocast(image.device.type, enabled=False):
             return self.model.embed(image)
 
     def train(self, mode: bool = True) -> "Optimized":
         if mode:
-            raise ConfigError("An optimised model is for inference. Train the original, and optimise it again.")
+            raise only_inference("trained")
         return super().train(False)
+
+    def state_dict(self, *arguments: Any, **words: Any) -> Any:
+        raise only_inference("saved")
+
+    def load_state_dict(self, *arguments: Any, **words: Any) -> Any:
+        raise only_inference("given other weights")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Optimized":
+        raise only_inference("moved or cast")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise only_inference("saved")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Optimized":
         """Packed weights are constants that cannot be copied: both have them."""
@@ -105,82 +121,137 @@ class Optimized(nn.Module):
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin
 
-    def state_dict(self, *arguments: Any, **words: Any) -> Any:
-        raise ConfigError("The weights of an optimised model are folded and packed. Save the original's.")
+
+def only_inference(done: str) -> ConfigError:
+    return ConfigError(
+        f"An optimised model is for inference here and cannot be {done}: its weights are folded and packed. "
+        f"Do that with the original, and optimise it again."
+    )
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A form of the model, and what was done for it."""
+
+    model: Optimized
+    steps: tuple[str, ...]
+    compile_seconds: float | None = None
 
 
 def optimize(
-    model: Backbone, example: Tensor, *, compile: bool | None = None, bound: float = BOUND, say: Say | None = None
+    model: Backbone, example: Tensor, *, compile: bool | None = None, bound: float | None = None, say: Say | None = None
 ) -> Optimized:
     """A copy of a model for fast inference on batches like the example; the model itself is left alone.
 
     Factors are folded into linear layers, weights are packed as oneDNN wants them (float32 on a CPU), and the blocks
-    are compiled where there is a compiler, identical ones sharing a graph: the fastest of these forms by measurement
+    are compiled where there is a compiler, identical ones sharing a graph: the fastest of these forms and the original
     is what comes back. `compile` False leaves that out, True insists on it. A form whose scores differ by more than
-    `bound` of the largest score is not taken. What was done, and the gain, is in `report`.
+    `bound` of the largest score is not taken; by default that is 1e-4, and more for shorter floats than float32. What
+    was done, and the gain, is in `report`.
     """
     check(model, example, compile, bound)
     tell = say or (lambda _: None)
-    original = copy.deepcopy(model).eval().requires_grad_(False)
-    expected = scores_of(original, example)
-    tell("folding")
-    folded = copy.deepcopy(original)
-    steps = fold(folded)
-    forms: dict[str, Backbone] = {}
-    eager = copy.deepcopy(folded)
-    if count := pack(eager):
-        steps.append(f"weights of {count} linear layers packed once for all calls")
-    forms["eager"] = eager
-    compile_seconds = None
-    if compile or (compile is None and can_compile(example)):
-        tell("compiling")
-        start = time.perf_counter()
-        forms["compiled"] = compile_blocks(folded)
-        scores_of(folded, example)
-        compile_seconds = time.perf_counter() - start
-        steps.append(f"blocks compiled in {compile_seconds:.0f} s")
-    apart = {name: float((scores_of(form, example) - expected).abs().max()) for name, form in forms.items()}
+    original = Optimized(copy.deepcopy(model).eval().requires_grad_(False))
+    expected = original(example)
     scale = float(expected.abs().max())
-    for name, difference in apart.items():
-        if not difference <= bound * max(scale, bound):
-            steps.append(f"{name} form not taken: scores differ by {difference:.1e}")
-            del forms[name]
-    if compile:
-        forms = {name: form for name, form in forms.items() if name == "compiled"}
-    if not forms:
-        raise CompileError(f"No optimised form computes what the model computes within {bound:g} of its scores.")
+    allowed = (max(BOUND, 32 * torch.finfo(example.dtype).eps) if bound is None else bound) * max(scale, FLOOR)
+    attempts: dict[str, Attempt] = {}
+    apart: dict[str, float] = {}
+    rejected: list[str] = []
+    for name, make in makers(model, example, compile, tell).items():
+        found = make()
+        if isinstance(found, str):
+            rejected.append(found)
+            continue
+        apart[name] = float((found.model(example) - expected).abs().max())
+        if apart[name] <= allowed:
+            attempts[name] = found
+        else:
+            rejected.append(f"{name} form not taken: scores differ by {apart[name]:.1e}")
+    if compile and "compiled" not in attempts:
+        raise CompileError(f"The compiled form was not taken. {'; '.join(rejected)}")
     tell("measuring")
-    runs = {name: runner(form, example) for name, form in {"original": original, **forms}.items()}
-    best = {name: 1e3 * timing.best for name, timing in alternate(runs, ROUNDS).items()}
-    chosen = min(forms, key=lambda name: best[name])
+    best = measure({"original": original, **{name: one.model for name, one in attempts.items()}}, example)
+    chosen = "compiled" if compile else min(best, key=lambda name: best[name])
+    taken = attempts.get(chosen, Attempt(original, ()))
     height, width = example.shape[2:]
-    report = OptimizeReport(
-        steps=tuple(steps),
+    taken.model.report = OptimizeReport(
+        steps=(*taken.steps, *rejected),
         milliseconds=best,
         chosen=chosen,
         gain=best["original"] / best[chosen],
-        difference=apart[chosen],
+        difference=apart.get(chosen, 0.0),
         scale=scale,
-        compile_seconds=compile_seconds,
+        compile_seconds=taken.compile_seconds,
         batch=len(example),
         image_size=(height, width),
         threads=torch.get_num_threads(),
     )
-    return Optimized(forms[chosen], report)
+    return taken.model
+
+
+def makers(model: Backbone, example: Tensor, compile: bool | None, tell: Say) -> dict[str, Callable[[], Attempt | str]]:
+    """The forms to try; one that cannot be made is a reason instead."""
+
+    def folded() -> tuple[Backbone, list[str]]:
+        own = copy.deepcopy(model).eval().requires_grad_(False)
+        return own, fold(own) if example.dtype in (torch.float32, torch.float64) else []
+
+    def eager() -> Attempt:
+        tell("folding and packing")
+        own, steps = folded()
+        if count := pack(own):
+            steps.append(f"weights of {count} linear layers packed once for all calls")
+        return Attempt(Optimized(own), tuple(steps))
+
+    def compiled() -> Attempt | str:
+        tell("compiling")
+        own, steps = folded()
+        start = time.perf_counter()
+        try:
+            fast = Optimized(compile_blocks(own))
+            fast(example)
+        except Exception as error:  # whatever a compiler says
+            if compile:
+                raise CompileError(f"The blocks cannot be compiled: {first_lines(error)}") from error
+            return f"not compiled: {first_lines(error)}"
+        seconds = time.perf_counter() - start
+        return Attempt(fast, (*steps, f"blocks compiled in {seconds:.0f} s"), seconds)
+
+    wanted = compile or (compile is None and can_compile(example))
+    return {"eager": eager, **({"compiled": compiled} if wanted else {})}
+
+
+def measure(models: Mapping[str, Optimized], example: Tensor) -> dict[str, float]:
+    """Milliseconds of the best run of each, in turn."""
+    return {name: 1e3 * timing.best for name, timing in alternate(runners(models, example), ROUNDS).items()}
+
+
+def runners(models: Mapping[str, Callable[[Tensor], Tensor]], example: Tensor) -> dict[str, Callable[[], None]]:
+    def runner(model: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+        def run() -> None:
+            model(example)
+            wait_for(example.device)
+
+        return run
+
+    return {name: runner(model) for name, model in models.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizedFile:
-    """The report of a model, and the file of its compiled form if one was asked for, with its time for the batch."""
+    """The report of a model, and the file of its compiled graph if one was asked for: how many times as fast as the
+    original it is on that batch.
+    """
 
     report: OptimizeReport
-    file: ExportResult | None
-    file_milliseconds: float
+    file: ExportResult | None = None
+    file_gain: float | None = None
 
     def plain(self) -> dict[str, Any]:
         if self.file is None:
             return self.report.plain()
-        return {**self.report.plain(), "file": self.file.plain(), "file_milliseconds": self.file_milliseconds}
+        return {**self.report.plain(), "file": self.file.plain(), "file_gain": self.file_gain}
 
 
 def optimize_file(
@@ -196,7 +267,8 @@ def optimize_file(
 ) -> OptimizedFile:
     """`optimize` for a model by name or file, on random images; with `out`, also its graph compiled into that file.
 
-    The file (`mixlab.deploy.export.open_export` runs it) takes any number of images of the one size.
+    The file is what `export` writes as "aot" (`mixlab.deploy.export.open_export` runs it): the model's own graph,
+    compiled for any number of images of the one size.
     """
     require(batch >= 1, f"a batch of 1 image or more; got {batch}.")
     with threads_set(threads):
@@ -204,25 +276,29 @@ def optimize_file(
         if not isinstance(specimen.model, Backbone):
             raise ConfigError(f"optimize takes Mixlab's classifiers; {specimen.name!r} is something else.")
         images = images_for(specimen, batch, seed=0)
-        check(specimen.model, images, compile, BOUND)
-        written = None
-        if out is not None:  # first, so that a wrong path is found before the work
-            written = export(specimen.model, out, "aot", image_size=specimen.image_size, force=force, say=say)
-            written = replace(written, trained=specimen.trained)
+        check(specimen.model, images, compile, None)
+        if out is None:
+            report = optimize(specimen.model, images, compile=compile, say=say).report
+            assert report is not None
+            return OptimizedFile(report=report)
+        # the file comes first: a path that cannot be written is then found at once
+        written = export(specimen.model, out, "aot", image_size=specimen.image_size, force=force, say=say)
         report = optimize(specimen.model, images, compile=compile, say=say).report
         assert report is not None
-        milliseconds = math.nan
-        if out is not None:
-            run = open_export(out).run
-            milliseconds = 1e3 * alternate({"file": lambda: run(images)}, ROUNDS)["file"].best
-    return OptimizedFile(report=report, file=written, file_milliseconds=milliseconds)
+        forms: dict[str, Callable[[Tensor], Tensor]] = {
+            "original": Optimized(copy.deepcopy(specimen.model)),
+            "file": open_export(out).run,
+        }
+        best = {name: timing.best for name, timing in alternate(runners(forms, images), ROUNDS).items()}
+    written = replace(written, trained=specimen.trained)
+    return OptimizedFile(report=report, file=written, file_gain=best["original"] / best["file"])
 
 
-def check(model: Backbone, example: Tensor, compile: bool | None, bound: float) -> None:
+def check(model: Backbone, example: Tensor, compile: bool | None, bound: float | None) -> None:
     """Raise before any work."""
     if not isinstance(model, Backbone):
         raise ConfigError(f"optimize takes a Mixlab model; got a {type(model).__name__}.")
-    require(0 < bound < 1, f"a bound between 0 and 1; got {bound}.")
+    require(bound is None or 0 < bound < 1, f"a bound between 0 and 1; got {bound}.")
     model.check_image(example)
     require(len(example) > 0, "an example with one image or more.")
     if compile and not can_compile(example):
@@ -234,17 +310,3 @@ def check(model: Backbone, example: Tensor, compile: bool | None, bound: float) 
 
 def can_compile(example: Tensor) -> bool:
     return example.device.type != "cpu" or has_compiler()
-
-
-def scores_of(model: Backbone, example: Tensor) -> Tensor:
-    with torch.inference_mode():
-        scores: Tensor = model(example)
-    return scores
-
-
-def runner(model: Backbone, example: Tensor) -> Callable[[], None]:
-    def run() -> None:
-        scores_of(model, example)
-        wait_for(example.device)
-
-    return run

@@ -19,7 +19,7 @@ from mixlab.evals.bench_figures import throughput_bars
 from mixlab.evals.execution import DTYPES, Execution
 from mixlab.evals.subjects import open_subject
 from mixlab.evals.turns import Plan
-from mixlab.evals.whole_task import is_whole_task, whole_task
+from mixlab.evals.whole_task import check_whole_task, is_whole_task
 from mixlab.guards import check_cpu_dtype
 from mixlab.report.findings import Cell, Finding, Picture, finding
 from mixlab.report.svg import need
@@ -27,7 +27,6 @@ from mixlab.zoo import list_models
 
 Watch = Callable[[str], None]
 REASON_LENGTH = 240
-SIDE = 224
 Job = TypeVar("Job")
 Row = TypeVar("Row")
 
@@ -139,7 +138,7 @@ def check_models(models: Sequence[str], dtypes: Sequence[str]) -> None:
             continue  # its rows will say so
     for model in models:
         if is_whole_task(model):
-            whole_task(model, (SIDE, SIDE))
+            check_whole_task(model)
         elif model not in list_models():
             open_subject(model)
 
@@ -147,7 +146,7 @@ def check_models(models: Sequence[str], dtypes: Sequence[str]) -> None:
 def bench(
     models: Sequence[str],
     *,
-    sizes: Sequence[int | tuple[int, int]] = (SIDE,),
+    sizes: Sequence[int | tuple[int, int]] = (224,),
     batches: Sequence[int] = (1, 8),
     dtypes: Sequence[str] = ("float32",),
     training: bool = False,

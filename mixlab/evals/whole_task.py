@@ -14,14 +14,20 @@ def is_whole_task(text: str) -> bool:
     return text.partition(":")[0] in (*DECODERS, *DETECTORS)
 
 
+def check_whole_task(text: str) -> tuple[str, str]:
+    """The head and the backbone, or an error."""
+    head, _, name = text.partition(":")
+    if name not in list_models():
+        raise ConfigError(f"{text!r} names no backbone behind the colon. {near_misses(name, list_models())}")
+    return head, name
+
+
 def whole_task(text: str, image_size: tuple[int, int]) -> nn.Module:
     """The model for one or more images of this size, with fresh weights. A detector does not resize them."""
     from mixlab.dense.detector import create_detector
     from mixlab.dense.segmenter import create_segmenter
 
-    head, _, name = text.partition(":")
-    if name not in list_models():
-        raise ConfigError(f"{text!r} names no backbone behind the colon. {near_misses(name, list_models())}")
+    head, name = check_whole_task(text)
     if head in DECODERS:
         return create_segmenter(name, head, num_classes=CLASSES["segmenter"]).eval()  # type: ignore[arg-type]
     sides = {"shorter": min(image_size), "longer": max(image_size)}

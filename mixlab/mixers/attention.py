@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
-from mixlab.layers import Linear
+from mixlab.layers import through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts, heads_for
 from mixlab.ops.attention import attention_weights, offsets_between, window_attention, window_mask
 from mixlab.ops.resample import resample_map
@@ -48,6 +48,7 @@ class WindowAttentionOptions(AttentionOptions):
 class Attention(Mixer):
     mixes_class_tokens = True
     explains = ("attention",)
+    linears = ("qkv", "project")
 
     def __init__(
         self, dim: int, heads: int, *, bias: bool, window: int | None = None, relative_bias: Grid | None = None
@@ -56,8 +57,8 @@ class Attention(Mixer):
         self.heads = heads
         self.window = window
         self.relative_bias = None if relative_bias is None else RelativeBias(relative_bias, heads)
-        self.qkv = Linear(dim, 3 * dim, bias=bias)
-        self.project = Linear(dim, dim, bias=bias)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.project = nn.Linear(dim, dim, bias=bias)
 
     @property
     def last_layer(self) -> nn.Linear:
@@ -70,10 +71,10 @@ class Attention(Mixer):
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=offset)
         else:
             mixed = window_attention(query, key, value, grid, self.window)
-        return self.project(mixed.transpose(1, 2).flatten(2))
+        return through(self.project, mixed.transpose(1, 2).flatten(2))
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv(tokens).unflatten(2, (3, self.heads, -1))  # (B, N, 3, heads, head_dim)
+        qkv = through(self.qkv, tokens).unflatten(2, (3, self.heads, -1))  # (B, N, 3, heads, head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, N, head_dim)
         return query, key, value
 

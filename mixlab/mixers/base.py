@@ -20,6 +20,7 @@ class Mixer(nn.Module):
     exports: ClassVar[bool] = True  # False: it cannot become a graph for other programs
     initialises_itself: ClassVar[bool] = False  # True: the model's init scheme leaves it alone
     explains: ClassVar[tuple[str, ...]] = ()  # what `explain` returns
+    linears: ClassVar[tuple[str, ...]] = ()  # linear layers that are only called, so that their weights may be packed
     direction: str = ""  # where a walk over the tokens starts, for the titles of what it explains
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
 from mixlab.guards import autocast_dtype, may_overwrite
-from mixlab.layers import DepthwiseConv, Linear, is_plain
+from mixlab.layers import DepthwiseConv, is_plain, through
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.modules import Modules
 from mixlab.ops.convattention import depthwise_in_one, factorised_attention
@@ -53,7 +53,7 @@ class ConvPosition(nn.Module):
         self.conv = DepthwiseConv(dim, kernel, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        if may_overwrite() and is_plain(self.conv) and is_precise(tokens):  # the sum is one more at the kernel's centre
+        if may_merge(tokens, self.conv):  # the sum is one more at the kernel's centre
             weight, middle = self.conv.weight.clone(), self.conv.kernel_size[0] // 2
             weight[:, 0, middle, middle] += 1
             image = F.conv2d(grid.to_map(tokens), weight, self.conv.bias, padding=middle, groups=len(weight))
@@ -63,9 +63,14 @@ class ConvPosition(nn.Module):
         return torch.cat([tokens[:, : grid.prefix], placed], 1) if grid.prefix else placed
 
 
-def is_precise(tokens: Tensor) -> bool:
-    """Whether a kernel that has one more at its centre loses nothing that matters."""
-    return tokens.dtype in (torch.float32, torch.float64) and autocast_dtype(tokens) is None
+def may_merge(tokens: Tensor, *convs: nn.Module) -> bool:
+    """Whether convolutions may be computed as another one, which then rounds as finely as they do.
+
+    On a GPU it need not: there float32 convolutions may be done with fewer digits.
+    """
+    plain = may_overwrite() and tokens.device.type == "cpu" and autocast_dtype(tokens) is None
+    fine = tokens.dtype in (torch.float32, torch.float64)
+    return plain and fine and all(type(conv) is DepthwiseConv and is_plain(conv) for conv in convs)
 
 
 class ConvRelativePosition(nn.Module):
@@ -81,7 +86,7 @@ class ConvRelativePosition(nn.Module):
     def forward(self, mixed: Tensor, query: Tensor, value: Tensor, grid: Grid) -> Tensor:
         """Adds itself to what attention has mixed, in place."""
         image, convs = grid.to_map(value), list(self.convs)
-        if may_overwrite() and not value.is_meta and all(is_plain(conv) for conv in convs):
+        if may_merge(value, *convs):
             near = depthwise_in_one(image, [conv.weight for conv in convs], [conv.bias for conv in convs])
         else:
             parts = image.split(self.widths, 1)
@@ -96,6 +101,7 @@ class ConvAttention(Mixer):
     mixes_class_tokens = True
     crosses = True
     explains = ("query_factor", "key_factor")
+    linears = ("qkv", "project")
 
     def __init__(
         self, dim: int, heads: int, options: ConvAttentionOptions, relative: Callable[..., Tensor] | None
@@ -105,8 +111,8 @@ class ConvAttention(Mixer):
         self.scaled = options.scaled
         self.softmax_query = options.softmax_query
         self.relative = relative
-        self.qkv = Linear(dim, 3 * dim, bias=bool(options.bias))
-        self.project = Linear(dim, dim, bias=bool(options.bias))
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bool(options.bias))
+        self.project = nn.Linear(dim, dim, bias=bool(options.bias))
 
     @property
     def last_layer(self) -> nn.Linear:
@@ -117,7 +123,7 @@ class ConvAttention(Mixer):
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each (B, N, C)."""
-        query, key, value = self.qkv(tokens).chunk(3, -1)
+        query, key, value = through(self.qkv, tokens).chunk(3, -1)
         return query, key, value
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, grid: Grid) -> Tensor:
@@ -126,7 +132,7 @@ class ConvAttention(Mixer):
         mixed = factorised_attention(query, key, value, self.heads, **settings)
         if self.relative is not None:
             mixed = self.relative(mixed, query, value, grid)
-        return self.project(mixed)
+        return through(self.project, mixed)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         """The factors of the attention, each (B, heads, N, head_dim): the map of a query is its row times every key.

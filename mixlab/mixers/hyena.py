@@ -26,7 +26,7 @@ from mixlab.implicit_filter import (
     taps_both_ways,
 )
 from mixlab.kept import Kept, may_keep
-from mixlab.layers import DepthwiseConv, Linear
+from mixlab.layers import DepthwiseConv, through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d
 
@@ -216,6 +216,7 @@ class Hyena(Mixer):
     """
 
     explains = ("kernels", "window")
+    linears = ("project", "out")
 
     def __init__(
         self,
@@ -229,13 +230,13 @@ class Hyena(Mixer):
     ) -> None:
         super().__init__()
         self.causal, self.gate_first, self.plane = causal, gate_first, not isinstance(conv, SequenceConv)
-        self.project = Linear(dim, 3 * dim)
+        self.project = nn.Linear(dim, 3 * dim)
         wide = 3 * dim
         self.short = nn.Conv2d(wide, wide, short, groups=wide) if causal else DepthwiseConv(wide, short, bias=True)
         self.conv = conv
         self.inner_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()
         self.outer_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()
-        self.out = Linear(dim, dim)
+        self.out = nn.Linear(dim, dim)
 
     @property
     def last_layer(self) -> nn.Linear:
@@ -243,10 +244,10 @@ class Hyena(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         bare = Grid(grid.height, grid.width)
-        parts = self.shorten(self.project(grid.image(tokens)), bare).chunk(3, -1)  # each (B, H*W, C)
+        parts = self.shorten(through(self.project, grid.image(tokens)), bare).chunk(3, -1)  # each (B, H*W, C)
         gate, one, other = parts if self.gate_first else (parts[2], parts[0], parts[1])
         mixed = self.conv(self.inner_norm(one * other), bare)
-        return grid.behind_zeros(self.out(self.outer_norm(mixed * gate)))
+        return grid.behind_zeros(through(self.out, self.outer_norm(mixed * gate)))
 
     def shorten(self, wide: Tensor, grid: Grid) -> Tensor:
         """The short convolution, over the plane or along the tokens."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixlab.errors import require
 from mixlab.grid import Grid
 from mixlab.guards import without_autocast
-from mixlab.layers import Linear, is_plain, linear_for_fusion
+from mixlab.layers import is_plain, linear_for_fusion, through
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
 from mixlab.ops.blockdiagonal import block_diagonal_heads
 from mixlab.ops.mlstm import mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
@@ -131,6 +131,7 @@ class Mlstm(Mixer):
     mixes_class_tokens = True
     initialises_itself = True
     explains = ("input_gate", "forget_gate", "decay")
+    linears = ("up", "gate", "down")
 
     def __init__(self, dim: int, options: MlstmOptions, path: Path) -> None:
         super().__init__()
@@ -141,8 +142,8 @@ class Mlstm(Mixer):
         self.direction = str(path)
         self.spread = options.class_tokens == "spread"
         self.causal = options.conv == "causal_1d"
-        self.up = Linear(dim, inner, bias=bias)
-        self.gate = Linear(dim, inner, bias=bias)
+        self.up = nn.Linear(dim, inner, bias=bias)
+        self.gate = nn.Linear(dim, inner, bias=bias)
         kernel = (options.kernel, options.kernel) if options.conv == "2d" else (1, options.kernel)
         padding = (0, 0) if self.causal else (kernel[0] // 2, kernel[1] // 2)
         convolution = nn.Conv2d(inner, inner, kernel, padding=padding, groups=inner, bias=bias)
@@ -155,7 +156,7 @@ class Mlstm(Mixer):
         self.forget_gate = nn.Linear(3 * inner, heads)
         self.norm = HeadNorm(inner, heads, bias=bias)
         self.skip = nn.Parameter(torch.ones(inner))
-        self.down = Linear(inner, dim, bias=bias)
+        self.down = nn.Linear(inner, dim, bias=bias)
         self.initialise(dim, std)
 
     def initialise(self, dim: int, std: float) -> None:
@@ -177,7 +178,7 @@ class Mlstm(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         tokens, walk = self.path.arrange(tokens, grid)
-        value_source, gate = self.up(tokens), linear_for_fusion(self.gate, tokens)  # (B, T, inner)
+        value_source, gate = through(self.up, tokens), linear_for_fusion(self.gate, tokens)  # (B, T, inner)
         source = self.convolve(value_source, walk)
         source = F.silu(source, inplace=not torch.is_grad_enabled() and self.conv is not None and is_plain(self.conv))
         mixed = self.norm(self.cell(source, value_source, walk))
@@ -242,7 +243,7 @@ class Mlstm(Mixer):
         written there; (B, heads, N), between 0 and 1 but for the input gate, which has no upper bound.
         """
         walk_tokens, walk = self.path.arrange(tokens, grid)
-        value_source = self.up(walk_tokens)
+        value_source = through(self.up, walk_tokens)
         source = F.silu(self.convolve(value_source, walk))
         write, keep = self.gates(source, value_source)  # (heads, B, T)
         shown = (write.exp(), keep.sigmoid(), self.left_at_the_end(keep, walk))

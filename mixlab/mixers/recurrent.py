@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
-from mixlab.layers import Linear
+from mixlab.layers import through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.ops.recurrent import GATES, Cell, Direction, recurrent
 
@@ -74,6 +74,7 @@ class Recurrent1d(Mixer):
     """The tokens as one sequence, row by row: the vanilla Sequencer block."""
 
     trains_compiled = False  # a compiler unrolls the steps
+    linears = ("fusion",)
 
     def __init__(self, layer: RecurrentLayer, fusion: nn.Linear | None) -> None:
         super().__init__()
@@ -86,13 +87,14 @@ class Recurrent1d(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         mixed = self.layer(grid.image(tokens))
-        return grid.behind_zeros(mixed if self.fusion is None else self.fusion(mixed))
+        return grid.behind_zeros(mixed if self.fusion is None else through(self.fusion, mixed))
 
 
 class Recurrent2d(Mixer):
     """Columns and rows as sequences of their own, then merged and fused."""
 
     trains_compiled = False
+    linears = ("fusion",)
 
     def __init__(
         self, vertical: RecurrentLayer | None, horizontal: RecurrentLayer | None, merge: str, fusion: nn.Linear | None
@@ -118,7 +120,7 @@ class Recurrent2d(Mixer):
             outputs.append(rows.unflatten(0, (image.shape[0], grid.height)))
         mixed = torch.cat(outputs, -1) if self.merge == "concatenate" else torch.stack(outputs).sum(0)
         mixed = mixed.flatten(1, 2)  # (B, H*W, width)
-        return grid.behind_zeros(mixed if self.fusion is None else self.fusion(mixed))
+        return grid.behind_zeros(mixed if self.fusion is None else through(self.fusion, mixed))
 
 
 def fusion_layer(width: int, dim: int, options: RecurrentOptions) -> nn.Linear | None:
@@ -128,7 +130,7 @@ def fusion_layer(width: int, dim: int, options: RecurrentOptions) -> nn.Linear |
             f"Without fusion a recurrent mixer must give as many channels as it takes; it gives {width} for {dim}. "
             f"Set fusion = true, or choose hidden_ratio, axes and merge so that the widths agree."
         )
-    return Linear(width, dim, bias=bool(options.bias)) if options.fusion else None
+    return nn.Linear(width, dim, bias=bool(options.bias)) if options.fusion else None
 
 
 def hidden_width(options: RecurrentOptions, dim: int) -> int:

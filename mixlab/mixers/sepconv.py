@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError, require
 from mixlab.grid import Grid
-from mixlab.layers import Activation, ActivationChoice, DepthwiseConv, Linear, activation
+from mixlab.layers import Activation, ActivationChoice, DepthwiseConv, activation, through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 
 
@@ -29,13 +29,14 @@ class SepConv(Mixer):
     """Widen each token, activation, depthwise convolution over the grid, narrow each token."""
 
     explains = ("kernels",)
+    linears = ("widen", "narrow")
 
     def __init__(self, dim: int, hidden: int, kernel: int, act: Activation, *, bias: bool) -> None:
         super().__init__()
-        self.widen = Linear(dim, hidden, bias=bias)
+        self.widen = nn.Linear(dim, hidden, bias=bias)
         self.act = act
         self.depthwise = DepthwiseConv(hidden, kernel, bias=bias)
-        self.narrow = Linear(hidden, dim, bias=bias)
+        self.narrow = nn.Linear(hidden, dim, bias=bias)
 
     @property
     def last_layer(self) -> nn.Linear:
@@ -44,7 +45,7 @@ class SepConv(Mixer):
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         hidden = self.act.behind(self.widen, tokens)
         hidden = grid.from_map(self.depthwise(grid.to_map(hidden)))
-        return grid.behind_zeros(self.narrow(hidden))
+        return grid.behind_zeros(through(self.narrow, hidden))
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         return {"kernels": self.depthwise.weight.detach().squeeze(1).clone()}  # (hidden, kernel, kernel)

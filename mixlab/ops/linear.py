@@ -1,8 +1,8 @@
-"""Linear layers on a CPU: oneDNN's product instead of the BLAS's, in inference with the activation in the same pass.
+"""Linear layers on a CPU: oneDNN's product instead of the BLAS's, in inference with GELU in the same pass.
 
 On the machine of the performance notes it reaches 85 to 105 billion multiply-accumulates per second where `F.linear`
 reaches 55 to 95, most where there are few rows. Whatever else follows the arithmetic (a compiler, a tracer, autocast,
-counters) gets `F.linear`.
+counters) gets `F.linear`. ReLU is not done in the same pass: oneDNN's makes a zero of what is not a number.
 """
 
 from typing import Any, Literal
@@ -13,22 +13,31 @@ from torch import Tensor, nn
 
 from mixlab.guards import is_transformed
 
-After = Literal["none", "relu", "gelu"]
+After = Literal["none", "gelu"]
 LEAST = 16  # outputs of a layer from which training it takes the fast way
 IN_CACHE = 5 * 2**19  # bytes of an intermediate result that caches of two cores hold
+HAS_OPERATOR = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
-    """`linear_reference` by the fastest way for what is given."""
-    if is_plain_inference(x, weight, bias):
+    """`linear_reference` by the fastest way for what is given. A weight may be packed by oneDNN."""
+    if not is_fast(x, weight, bias):
+        return linear_reference(x, weight, bias, after)
+    if not torch.is_grad_enabled():
         return product(x, weight, bias, after)
-    if torch.is_grad_enabled() and len(weight) >= LEAST and is_plain(x, weight, bias):
-        trained: Tensor = LinearGradient.apply(x, weight, bias)
-        return trained if after == "none" else F.relu(trained) if after == "relu" else F.gelu(trained)
-    return linear_reference(x, weight, bias, after)
+    if len(weight) < LEAST or weight.is_mkldnn or not needs_gradient(x, weight, bias):
+        return linear_reference(x, weight, bias, after)
+    trained: Tensor = LinearGradient.apply(x, weight, bias)
+    return F.gelu(trained) if after == "gelu" else trained
+
+
+def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
+    plain = F.linear(x, weight.to_dense() if weight.is_mkldnn else weight, bias)
+    return F.gelu(plain) if after == "gelu" else plain
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
+    """The same by oneDNN, for what `is_fast`."""
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, after, [], "none" if after == "gelu" else "")
     return found
 
@@ -42,53 +51,47 @@ class LinearGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
+        x, weight, _ = inputs
+        ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = None, None, None
-        if ctx.needs_input_grad[0]:
-            plain = torch.is_grad_enabled() or not is_plain(gradient, weight)
+        if weight is not None:
+            plain = torch.is_grad_enabled() or not is_fast(gradient, weight.t())
             to_x = gradient @ weight if plain else product(gradient, weight.t())
-        flat = gradient.flatten(0, -2)
-        if ctx.needs_input_grad[1]:
-            to_weight = flat.t() @ x.flatten(0, -2)
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        if x is not None:
+            to_weight = flat.t() @ x.reshape(-1, x.shape[-1])
         if ctx.needs_input_grad[2]:
             to_bias = flat.sum(0)
         return to_x, to_weight, to_bias
 
 
-def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
-    product = F.linear(x, weight, bias)
-    return product if after == "none" else F.relu(product) if after == "relu" else F.gelu(product)
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    return any(one is not None and one.requires_grad for one in tensors)
 
 
-def is_plain_inference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether these are float32 numbers of a CPU and nobody follows what is computed from them."""
-    return not torch.is_grad_enabled() and is_plain(x, weight, bias)
-
-
-def is_plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """The same, where gradients may follow."""
-    if not (is_plain_float(x) and is_plain_float(weight)) or not has_onednn():
+def is_fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether these are float32 numbers of a CPU that fit each other, and nothing but autograd follows them."""
+    if not (is_plain_float(x) and is_plain_float(weight) and has_onednn()) or x.ndim < 2 or not x.numel():
         return False
-    if bias is not None and not is_plain_float(bias):
+    if weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
+        return False  # PyTorch has words for that
+    if bias is not None and (not is_plain_float(bias) or bias.shape != weight.shape[:1]):
         return False
-    followed = is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0
-    return not followed and x.numel() > 0 and (weight.is_mkldnn or weight.is_contiguous())
+    return not (is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0)
 
 
 def is_plain_float(x: Tensor) -> bool:
-    return type(x) in (Tensor, nn.Parameter) and x.dtype is torch.float32 and x.device.type == "cpu"
+    plain = type(x) in (Tensor, nn.Parameter) and x.dtype is torch.float32 and x.device.type == "cpu"
+    return plain and (x.layout is torch.strided or x.is_mkldnn)
 
 
 def has_onednn() -> bool:
     """Whether PyTorch was built with it and it is switched on."""
     return HAS_OPERATOR and bool(torch.backends.mkldnn.enabled)
-
-
-HAS_OPERATOR = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def rows_in_cache(rows: int, width: int) -> int:

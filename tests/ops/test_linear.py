@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mixlab
 from mixlab.grid import Grid
-from mixlab.layers import ACTIVATIONS, Activation, Linear, Mlp, activation
+from mixlab.layers import ACTIVATIONS, Activation, Mlp, ReLU, activation, through
 from mixlab.ops import linear as module
-from mixlab.ops.linear import is_plain_inference, linear, linear_reference, rows_in_cache
+from mixlab.ops.linear import is_fast, linear, linear_reference, rows_in_cache
 
 onednn = pytest.mark.skipif(not module.has_onednn(), reason="this PyTorch has no oneDNN")
 
@@ -27,7 +27,7 @@ def parts(rows: tuple[int, ...], dim: int, out: int, *, bias: bool = True) -> tu
     dim=st.integers(1, 70),
     out=st.integers(1, 70),
     bias=st.booleans(),
-    after=st.sampled_from(["none", "relu", "gelu"]),
+    after=st.sampled_from(["none", "gelu"]),
 )
 def test_every_shape_equals_the_reference(rows: tuple[int, ...], dim: int, out: int, bias: bool, after: str) -> None:
     inputs = parts(rows, dim, out, bias=bias)
@@ -46,29 +46,49 @@ def test_views_with_gaps_are_read_right() -> None:
 
 
 @onednn
-def test_only_plain_inference_takes_the_fast_way() -> None:
+def test_only_plain_numbers_take_the_fast_way() -> None:
     x, weight, bias = parts((4,), 8, 6)
-    assert not is_plain_inference(x, weight, bias)  # gradients may be asked for
     with torch.no_grad():
-        assert is_plain_inference(x, weight, bias)
-        assert not is_plain_inference(x.double(), weight.double())
-        assert not is_plain_inference(x.to("meta"), weight.to("meta"))
-        assert not is_plain_inference(x[:0], weight, bias)
-        assert not is_plain_inference(x, weight.t().contiguous().t(), bias)
+        assert is_fast(x, weight, bias)
+        assert not is_fast(x.double(), weight.double())
+        assert not is_fast(x.to("meta"), weight.to("meta"))
+        assert not is_fast(x[:0], weight, bias)
+        assert not is_fast(x[0], weight, bias)
+        assert not is_fast(x[:, :5], weight, bias)
+        assert not is_fast(x, weight, torch.ones(1))
+        assert not is_fast(x, weight.to_sparse_csr(), bias)
         with torch.autocast("cpu", torch.float16):
-            assert not is_plain_inference(x, weight, bias)
+            assert not is_fast(x, weight, bias)
         with FlopCounterMode(display=False):
-            assert not is_plain_inference(x, weight, bias)
+            assert not is_fast(x, weight, bias)
         with torch.backends.mkldnn.flags(enabled=False):
-            assert not is_plain_inference(x, weight, bias)
+            assert not is_fast(x, weight, bias)
         seen = []
 
         def followed(x: Tensor) -> Tensor:
-            seen.append(is_plain_inference(x, weight))
+            seen.append(is_fast(x, weight))
             return x + 1
 
         torch.compile(followed, backend="eager")(x)
         assert seen == [False]
+
+
+@onednn
+def test_wrong_shapes_are_told_in_pytorchs_words() -> None:
+    with pytest.raises(RuntimeError, match="shapes"):
+        linear(torch.randn(4, 8), torch.randn(6, 10))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["relu", "gelu", "squared_relu", "star_relu"])
+def test_what_is_not_a_number_stays_so(name: str, value: float) -> None:
+    layer, x = mlp(name, bias=True), torch.randn(1, 40, 12)
+    with torch.no_grad():
+        layer.fc1.bias[3] = value
+        expected = layer.fc2(layer.act(layer.fc1(x)))
+        assert torch.equal(layer(x, Grid(1, 40)).isfinite(), expected.isfinite())
+        behind = layer.act.behind(layer.fc1, x)
+        assert torch.equal(behind.isnan(), layer.act(layer.fc1(x)).isnan())
 
 
 def test_counters_still_see_the_products() -> None:
@@ -102,13 +122,32 @@ def test_an_mlp_by_rows_equals_one_layer_after_the_other(
 
 def test_hooks_and_replaced_layers_of_an_mlp_are_called() -> None:
     layer, x, seen = mlp("gelu", bias=True), torch.randn(1, 5, 12), []
-    hook = layer.act.register_forward_hook(lambda *_: seen.append("act"))
     with torch.no_grad():
-        layer(x, Grid(1, 5))
-        hook.remove()
-        assert seen == ["act"]
+        for listen in (layer.act.register_forward_hook, nn.modules.module.register_module_forward_hook):
+            hook = listen(lambda module, *_: seen.append(module))
+            layer(x, Grid(1, 5))
+            hook.remove()
+            assert layer.act in seen
+            seen.clear()
+        plain = layer(x, Grid(1, 5))
+        setattr(layer.fc2, "forward", lambda hidden: nn.Linear.forward(layer.fc2, hidden) + 1)  # noqa: B010
+        torch.testing.assert_close(layer(x, Grid(1, 5)), plain + 1, rtol=1e-5, atol=1e-5)
         layer.fc1 = Doubled(layer.fc1)  # type: ignore[assignment]
         torch.testing.assert_close(layer(x, Grid(1, 5)), layer.fc2(layer.act(layer.fc1(x))), rtol=1e-5, atol=1e-5)
+
+
+class Six(ReLU):
+    """Somebody's change of a known activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu6(x)
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_taken_at_its_word() -> None:
+    layer, x = Mlp(6, 20, Six(), bias=True).eval(), 20 * torch.randn(2, 4, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, Grid(2, 2)), layer.fc2(F.relu6(layer.fc1(x))), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(Six().behind(layer.fc1, x), F.relu6(layer.fc1(x)), rtol=1e-5, atol=1e-5)
 
 
 class Doubled(nn.Module):
@@ -143,13 +182,19 @@ def test_rows_are_cut_into_equal_pieces_that_fit(rows: int, width: int) -> None:
 
 
 def test_edits_through_data_are_seen_at_once() -> None:
-    layer, x = Linear(5, 4).eval(), torch.randn(3, 5)
+    layer, x = nn.Linear(5, 4).eval(), torch.randn(3, 5)
     with torch.no_grad():
-        before = layer(x)
+        before = through(layer, x)
         layer.weight.data.mul_(2)
         layer.bias.data.mul_(2)
-        torch.testing.assert_close(layer(x), 2 * before)
-        assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+        torch.testing.assert_close(through(layer, x), 2 * before)
+        assert torch.equal(through(copy.deepcopy(layer), x), through(layer, x))
+
+
+def test_models_are_made_of_plain_linear_layers() -> None:
+    """Tools for quantisation, adapters and counting look for the type."""
+    model = mixlab.create_model("convformer_pico")
+    assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
 
 
 def gradients(form: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -173,7 +218,7 @@ def test_gradients_of_gradients_equal_those_of_the_reference() -> None:
         torch.manual_seed(0)
         x, weight, bias = (one.requires_grad_() for one in parts((5,), 24, 32) if one is not None)
         first = torch.autograd.grad(form(x, weight, bias).pow(3).sum(), (x, weight), create_graph=True)
-        found.append(torch.autograd.grad(sum(one.square().sum() for one in first), (x, weight, bias)))
+        found.append(torch.autograd.grad(torch.stack([one.square().sum() for one in first]).sum(), (x, weight, bias)))
     for fast, plain in zip(*found, strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-3, atol=1e-2)
 
@@ -201,3 +246,21 @@ def test_functional_transforms_and_forward_derivatives_work() -> None:
     torch.testing.assert_close(along, F.linear(torch.ones_like(x), weight), rtol=1e-5, atol=1e-5)
     to_x = torch.func.grad(lambda one: linear(one, weight, bias).sum())(x)
     torch.testing.assert_close(to_x, weight.sum(0).expand_as(x), rtol=1e-5, atol=1e-5)
+
+
+@onednn
+def test_training_takes_any_rows_and_keeps_only_what_gradients_need() -> None:
+    weight, bias = torch.randn(32, 24, requires_grad=True), torch.randn(32, requires_grad=True)
+    linear(torch.randn(24), weight, bias).sum().backward()
+    x, kept = torch.randn(5, 24, requires_grad=True), []
+
+    def keep(one: Tensor) -> Tensor:
+        kept.append(tuple(one.shape))
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        linear(x, weight.detach(), bias)
+    assert kept == [(32, 24)]
+    found = linear(x, weight, bias)
+    rows = torch.autograd.grad(found, x, torch.eye(5)[..., None].expand(-1, -1, 32), is_grads_batched=True)[0]
+    torch.testing.assert_close(rows.sum(0), weight.sum(0).expand(5, -1), rtol=1e-4, atol=1e-4)
