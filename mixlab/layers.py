@@ -37,7 +37,20 @@ def through(layer: nn.Linear, x: Tensor) -> Tensor:
 
 def is_own(layer: nn.Module) -> bool:
     """Whether a linear layer is nothing else, so that its arithmetic may be done elsewhere."""
-    return type(layer) is nn.Linear and is_plain(layer)
+    return type(layer) in (nn.Linear, PackedLinear) and is_plain(layer)
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer for inference, its weight in the order in which oneDNN reads it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        del self.weight
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().contiguous(), None)
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
 def is_plain(module: nn.Module) -> bool:

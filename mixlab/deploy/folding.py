@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mixlab.coscale import CoscaleBlock
-from mixlab.layers import Mlp, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
+from mixlab.layers import Mlp, PackedLinear, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
 from mixlab.mixers import Mixer
 from mixlab.ops.linear import has_onednn, is_plain_float
 
@@ -67,20 +67,14 @@ def last_layer(mixer: object) -> nn.Linear | None:
 
 
 def pack(model: nn.Module) -> int:
-    """Weights of linear layers in the order in which oneDNN reads them, in place; how many were packed.
-
-    They are not parameters any more.
-    """
-    fitting = [layer for layer in linear_layers(model) if is_plain_float(layer.weight)] if has_onednn() else []
-    for layer in fitting:
-        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().contiguous(), None)
-        del layer.weight
-        layer.weight = packed
+    """Linear layers that mixers and MLPs only call, with packed weights in place of parameters; how many there are."""
+    callers = [module for module in model.modules() if isinstance(module, (Mixer, Mlp))] if has_onednn() else []
+    found = [(module, name) for module in callers for name in module.linears]
+    fitting = [(module, name) for module, name in found if can_pack(getattr(module, name))]
+    for module, name in fitting:
+        setattr(module, name, PackedLinear(getattr(module, name)))
     return len(fitting)
 
 
-def linear_layers(model: nn.Module) -> list[nn.Linear]:
-    """Those that mixers and MLPs only call, and that are nothing else."""
-    callers = [module for module in model.modules() if isinstance(module, (Mixer, Mlp))]
-    found = [getattr(module, name) for module in callers for name in module.linears]
-    return [layer for layer in found if layer is not None and is_own(layer)]
+def can_pack(layer: nn.Module | None) -> bool:
+    return type(layer) is nn.Linear and is_own(layer) and is_plain_float(layer.weight)

@@ -14,7 +14,7 @@ from mixlab.config import ModelConfig
 from mixlab.deploy.checking import images_for
 from mixlab.deploy.compile import compile_blocks, has_compiler
 from mixlab.deploy.export import ExportResult, export, open_export
-from mixlab.deploy.folding import fold, linear_layers, pack
+from mixlab.deploy.folding import fold, pack
 from mixlab.deploy.graph import first_lines
 from mixlab.deploy.specimen import Size, Source, open_specimen
 from mixlab.deploy.targets import AnyPath
@@ -22,6 +22,7 @@ from mixlab.errors import CompileError, ConfigError, require
 from mixlab.evals.bench import threads_set
 from mixlab.evals.execution import wait_for
 from mixlab.evals.speed import alternate
+from mixlab.layers import PackedLinear
 
 BOUND = 1e-4  # of the largest score, by which no score may differ
 FLOOR = 1e-2  # scores below it are measured against it
@@ -115,7 +116,8 @@ class Optimized(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Optimized":
         """Packed weights are constants that cannot be copied: both have them."""
-        memo |= {id(layer.weight): layer.weight for layer in linear_layers(self.model) if layer.weight.is_mkldnn}
+        packed = [layer.weight for layer in self.modules() if isinstance(layer, PackedLinear)]
+        memo |= {id(weight): weight for weight in packed}
         twin = Optimized.__new__(Optimized)
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
