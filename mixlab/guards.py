@@ -5,10 +5,12 @@ A CPU that advertises AMX but traps on it kills bf16 arithmetic with SIGILL.
 A C library that returns memory to the system after every layer makes the next layer fault it in again.
 """
 
+import ctypes
 import functools
 import importlib.util
 import os
 import pathlib
+import platform
 import sys
 import time
 import warnings
@@ -22,7 +24,9 @@ from mixlab.errors import PrecisionError
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 SAFE_ISA = "AVX512_CORE_BF16"
 PROBE_SECONDS = 20.0
-LARGEST_MAPPING = 2**25 - 2**16  # bytes; glibc ignores mappings of 32 MB and more
+MEMORY_VARIABLE = "MIXLAB_KEEP_MEMORY"
+MAP_FROM, TRIM_FROM = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt
+LARGEST = 2**25  # bytes; glibc allows no more
 
 _torchvision_schemas: torch.library.Library | None = None  # lives as long as the process
 
@@ -58,13 +62,34 @@ def _torchvision_operators_load() -> bool:
     return bool(binaries)
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep what activations free for the next layer, instead of faulting it in page by page.
+def keep_freed_memory() -> bool:
+    """Let the C library keep what activations free for the next layer, instead of faulting it in page by page; True if
+    it was told to.
 
-    glibc raises both of its thresholds (own mapping per allocation, return of free memory) to the largest mapping that
-    was ever freed, 32 MB at most. One that is never touched costs nothing. Other C libraries do not notice.
+    Left to itself, glibc returns every large tensor to the system and faults its successor in, 4 KB at a time: a tenth
+    of a pass of many models. Here tensors of up to 32 MB come from a heap that shrinks only when the process ends or
+    calls `return_freed_memory`. Tensors that grow from pass to pass may leave holes in it that none of the next fits
+    into. `MIXLAB_KEEP_MEMORY=0` leaves everything as it was, and so do variables that set up glibc's allocator or
+    preload another.
     """
-    torch.empty(LARGEST_MAPPING, dtype=torch.uint8)
+    if not is_allocator_untouched():
+        return False
+    library = ctypes.CDLL(None)
+    return bool(library.mallopt(MAP_FROM, LARGEST) and library.mallopt(TRIM_FROM, -1))  # never
+
+
+def is_allocator_untouched() -> bool:
+    """Whether memory comes from glibc, and nobody has set it up: by variables or by preloading another allocator."""
+    is_glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+    is_set = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    is_other = "malloc" in os.environ.get("LD_PRELOAD", "")
+    return is_glibc and not is_set and not is_other and os.environ.get(MEMORY_VARIABLE, "1") != "0"
+
+
+def return_freed_memory() -> None:
+    """Give back to the system what was kept, for a process that goes on with something else."""
+    if is_allocator_untouched():
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_bf16() -> None:

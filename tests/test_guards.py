@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mixlab.guards import ISA_VARIABLE, SAFE_ISA, _advertises_amx
+from mixlab.guards import ISA_VARIABLE, SAFE_ISA, _advertises_amx, is_allocator_untouched
 
 IMPORTS = "import mixlab, torchvision, timm; print(timm.create_model('resnet10t').default_cfg['input_size'])"
 TWICE = """
@@ -90,3 +90,40 @@ def test_importing_mixlab_imports_nothing_that_only_dense_tasks_need() -> None:
     code = f"import sys, mixlab; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+FAULTS = """
+import resource, torch
+import mixlab
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+for turn in range(12):
+    if turn == 2:
+        before = faults()
+    several = [torch.ones(2**22) for _ in range(5)]  # 80 MB
+    del several
+held = resident()
+mixlab.guards.return_freed_memory()
+print(faults() - before, held - resident())
+"""
+
+
+needs_glibc = pytest.mark.skipif(
+    not is_allocator_untouched(), reason="another C library, or one that is set up already"
+)
+
+
+@needs_glibc
+def test_freed_memory_is_kept_until_it_is_returned() -> None:
+    faults, returned = map(int, run(FAULTS).stdout.split())
+    assert faults < 50_000  # 80 MB are 20,480 pages, and the heap may grow once or twice
+    assert returned > 50_000  # KB
+
+
+@needs_glibc
+@pytest.mark.parametrize("setting", [{}, {"MIXLAB_KEEP_MEMORY": "0"}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
+def test_who_sets_up_memory_himself_is_left_alone(setting: dict[str, str]) -> None:
+    told = run("import mixlab; print(mixlab.guards.keep_freed_memory())", **setting).stdout.strip()
+    assert told == str(not setting)  # what glibc does by itself is not the same in every process

@@ -26,7 +26,7 @@ from mixlab.dense.files import load_dense, task_of
 from mixlab.deploy import compile_blocks
 from mixlab.errors import ConfigError, DataError, TrainingError, require
 from mixlab.files import write_whole
-from mixlab.guards import check_cpu_dtype
+from mixlab.guards import check_cpu_dtype, return_freed_memory
 from mixlab.tasks.classification import Classification, accuracy
 from mixlab.training.checkpoint import has_state
 from mixlab.training.fits import micro_batch
@@ -177,7 +177,10 @@ def run(
     with processes(config.device) as own:
         if own.first and not resumed:  # the others may come when the first has begun to write
             check_new(folder)
-        return preparation(config)(config, folder, own, resumed=resumed).execute(callbacks, progress=progress)
+        try:
+            return preparation(config)(config, folder, own, resumed=resumed).execute(callbacks, progress=progress)
+        finally:
+            return_freed_memory()  # what a step took is of no use to what comes now
 
 
 def preparation(config: RunConfig) -> "type[Preparation]":
