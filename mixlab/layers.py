@@ -14,7 +14,8 @@ from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
 from mixlab.ops.depthwise import depthwise
-from mixlab.ops.linear import After, is_fast, is_plain_float, linear, product, rows_in_cache
+from mixlab.ops.linear import After, is_fast, is_plain_float, linear, needs_gradient, product, rows_in_cache
+from mixlab.ops.mlp import Inner, mlp
 from mixlab.ops.norms import global_norm
 
 ACTIVATIONS: Registry[Callable[..., "Activation"]] = Registry("activation")
@@ -79,11 +80,12 @@ class Activation(nn.Module):
     """
 
     after: After = "none"
+    inner: Inner | None = None  # what is left of it between two layers when `folded`, for the gradient of them all
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "forward" in vars(cls):
-            for name in ("after", "finish", "folded", "fused_into"):
+            for name in ("after", "inner", "finish", "folded", "fused_into"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Activation)[name])
 
@@ -134,6 +136,8 @@ class DepthwiseConv(nn.Conv2d):
 
 @ACTIVATIONS.register("relu")
 class ReLU(Activation):
+    inner = "relu"
+
     def finish(self, x: Tensor) -> Tensor:
         return x.relu_()
 
@@ -146,7 +150,7 @@ class ReLU(Activation):
 
 @ACTIVATIONS.register("gelu")
 class GELU(Activation):
-    after = "gelu"
+    after = inner = "gelu"
 
     def finish(self, x: Tensor) -> Tensor:
         return x
@@ -160,6 +164,8 @@ class GELU(Activation):
 
 @ACTIVATIONS.register("squared_relu")
 class SquaredReLU(Activation):
+    inner = "squared_relu"
+
     def finish(self, x: Tensor) -> Tensor:
         return squared_relu_(x)
 
@@ -183,6 +189,8 @@ class StarReLUOptions:
 @ACTIVATIONS.register("star_relu", StarReLUOptions)
 class StarReLU(Activation):
     """scale * relu(x)^2 + bias, both shared by all channels (MetaFormer, Eq. 15)."""
+
+    inner = "squared_relu"
 
     def __init__(self, scale: float, bias: float, learn_scale: bool, learn_bias: bool) -> None:
         super().__init__()
@@ -262,8 +270,12 @@ class Mlp(nn.Module):
         return ("fc1",) if isinstance(self.act, StarReLU) else ("fc1", "fc2")
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        if not torch.is_grad_enabled() and self.is_fast(tokens):
-            return self.by_rows(tokens)
+        if self.is_fast(tokens):
+            if not torch.is_grad_enabled():
+                return self.by_rows(tokens)
+            if self.act.inner and self.is_large(tokens) and needs_gradient(tokens, *self.parameters()):
+                _, weight, bias = self.act.folded(self.fc2)
+                return mlp(tokens, self.fc1.weight, self.fc1.bias, weight, bias, inner=self.act.inner)
         return self.act.into(through(self.fc1, tokens), self.fc2, own=is_plain(self.fc1))
 
     def is_fast(self, tokens: Tensor) -> bool:
@@ -271,12 +283,15 @@ class Mlp(nn.Module):
         plain = is_own(self.fc1) and is_own(self.fc2) and is_plain_float(self.fc2.weight) and second
         return plain and self.act.is_fast() and is_fast(tokens, self.fc1.weight, self.fc1.bias)
 
+    def is_large(self, tokens: Tensor) -> bool:
+        """Whether there are more activations than weights."""
+        return tokens.numel() > 2 * tokens.shape[-1] ** 2
+
     def by_rows(self, tokens: Tensor) -> Tensor:
         """As many tokens at a time as keep the wide layer in the cache."""
         rows = tokens.reshape(-1, tokens.shape[-1])
         step = rows_in_cache(len(rows), self.fc1.out_features)
-        many = len(rows) > 2 * rows.shape[1]  # more activations than weights
-        finish, weight, bias = (self.act.folded if many else self.act.unfolded)(self.fc2)
+        finish, weight, bias = (self.act.folded if self.is_large(tokens) else self.act.unfolded)(self.fc2)
 
         def of(some: Tensor) -> Tensor:
             return product(finish(product(some, self.fc1.weight, self.fc1.bias, self.act.after)), weight, bias)
