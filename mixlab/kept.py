@@ -7,10 +7,12 @@ import ctypes
 import ctypes.util
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from mixlab.guards import is_transformed
 
 T = TypeVar("T")
 
@@ -47,17 +49,26 @@ class Kept(Generic[T]):
         return Kept, ()
 
 
+class Keeper(nn.Module):
+    """A layer that keeps something, which training would only make old."""
+
+    kept: Kept[Any]
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.kept.drop()
+        return super().train(mode)
+
+
 def may_keep(layer: nn.Module, sources: Sequence[Tensor]) -> bool:
-    """In eval mode, but not while something is learned or traced, and not of tensors without plain values."""
-    if layer.training or torch.compiler.is_compiling():
+    """In eval mode, but not while anything is learned or followed, and not of tensors without plain values."""
+    if layer.training or is_transformed():
         return False
     if torch.is_grad_enabled() and any(source.requires_grad for source in sources):
         return False
-    if torch.autograd.forward_ad._current_level >= 0:  # derivatives may travel with the values
-        return False
     if any(source.is_cuda for source in sources) and torch.cuda.is_current_stream_capturing():
         return False  # nothing can be compared while a graph is recorded
-    return not any(source.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources)
+    return all(type(source) in (Tensor, nn.Parameter) and not source.is_meta for source in sources)
 
 
 def unchanged(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:

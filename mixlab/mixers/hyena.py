@@ -25,7 +25,7 @@ from mixlab.implicit_filter import (
     taps_behind,
     taps_both_ways,
 )
-from mixlab.kept import Kept, may_keep
+from mixlab.kept import Keeper, Kept, may_keep
 from mixlab.layers import DepthwiseConv, through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d
@@ -90,7 +90,7 @@ class HyenaPixelOptions:
 # -- the long convolution ------------------------------------------------------------------------
 
 
-class LongConv(nn.Module):
+class LongConv(Keeper):
     """A convolution with implicit kernels plus a factor per channel, over (B, N, C).
 
     In eval mode, without gradients for the filter, the kernels are made once and used until a value that they are made
@@ -105,11 +105,6 @@ class LongConv(nn.Module):
         self.bias = nn.Parameter(torch.randn(dim))
         self.form, self.reuse = form, reuse
         self.kept: Kept[Prepared | Tensor] = Kept()
-
-    def train(self, mode: bool = True) -> "LongConv":
-        if mode:
-            self.kept.drop()
-        return super().train(mode)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         sources = [self.bias, *self.filter.sources()]

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from mixlab.errors import require
 from mixlab.grid import Grid
-from mixlab.guards import without_autocast
+from mixlab.guards import is_transformed, without_autocast
+from mixlab.kept import Keeper, Kept, may_keep
 from mixlab.layers import is_plain, linear_for_fusion, through
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
-from mixlab.ops.blockdiagonal import block_diagonal_heads
+from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads
 from mixlab.ops.mlstm import mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
 
 Directions = Literal["uni", "bi", "quad", "oct"]
@@ -124,7 +125,20 @@ class BlockDiagonal(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
 
-class Mlstm(Mixer):
+class Ready(NamedTuple):
+    """The weights of a cell as products want them: dense ones for queries, keys and values, those of all gates for the
+    two sources, and the gates' biases.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    source_gates: Tensor
+    value_gates: Tensor
+    bias: Tensor
+
+
+class Mlstm(Keeper, Mixer):
     """Up-projection, convolution, cell, norm per head, skip, gate, down-projection (Figure 2, right)."""
 
     mixes_channels = True
@@ -157,6 +171,7 @@ class Mlstm(Mixer):
         self.norm = HeadNorm(inner, heads, bias=bias)
         self.skip = nn.Parameter(torch.ones(inner))
         self.down = nn.Linear(inner, dim, bias=bias)
+        self.kept: Kept[Ready] = Kept()
         self.initialise(dim, std)
 
     def initialise(self, dim: int, std: float) -> None:
@@ -193,36 +208,57 @@ class Mlstm(Mixer):
         image = F.pad(image, (width - 1, 0)) if self.causal else image
         return behind_prefix(inner, walk.from_map(self.conv(image)), walk)
 
-    def gates(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, Tensor]:
-        """Pre-activations of input and forget gate, each (heads, B, T) in float32.
-
-        They are linear in queries, keys and values, which are linear in the sources: both steps in one.
+    def ready(self) -> Ready:
+        """The weights of the cell as they are used. In eval mode they are made once, until one of them changes; a GPU
+        would have to be waited for to tell.
         """
+        layers = (self.query, self.key, self.value, self.input_gate, self.forget_gate)
+        sources = [one for layer in layers for one in (layer.weight, layer.bias) if one is not None]
+        keeps = self.query.weight.device.type == "cpu" and may_keep(self, sources)
+        with without_autocast(self.query.weight):
+            return self.kept.get(None, sources, self.make_ready) if keeps else self.make_ready()
+
+    def make_ready(self) -> Ready:
+        """Gates are linear in queries, keys and values, which are linear in the sources: both steps in one."""
+        projections = (self.query, self.key, self.value)
+        weight = torch.cat([self.input_gate.weight, self.forget_gate.weight])  # (2 * heads, 3 * inner)
+        bias = torch.cat([self.input_gate.bias, self.forget_gate.bias])
+        query, key, value = (
+            torch.einsum("gbo,boi->gbi", part.unflatten(1, layer.weight.shape[:2]), layer.weight).flatten(1)
+            for part, layer in zip(weight.chunk(3, 1), projections, strict=True)
+        )
+        if self.query.bias is not None and self.key.bias is not None and self.value.bias is not None:
+            bias = torch.addmv(bias, weight, torch.cat([self.query.bias, self.key.bias, self.value.bias]))
+        dense = [densify_heads(layer.weight, self.heads) for layer in projections]
+        return Ready(dense[0], dense[1], dense[2], query + key, value, bias)
+
+    def gates(self, source: Tensor, value_source: Tensor, ready: Ready) -> tuple[Tensor, Tensor]:
+        """Pre-activations of input and forget gate, each (heads, B, T) in float32."""
         with without_autocast(source):
-            inner = source.shape[-1]
-            weight = torch.cat([self.input_gate.weight, self.forget_gate.weight])  # (2 * heads, 3 * inner)
-            bias = torch.cat([self.input_gate.bias, self.forget_gate.bias])
-            if source.is_meta:  # count what the layer needs, not what is done for speed
-                gates = F.linear(source.new_empty(*source.shape[:2], 3 * inner), weight, bias).permute(2, 0, 1)
-                return gates[: self.heads], gates[self.heads :]
-            query, key, value = (
-                torch.einsum("gbo,boi->gbi", part.unflatten(1, layer.weight.shape[:2]), layer.weight).flatten(1)
-                for part, layer in zip(weight.split(inner, 1), (self.query, self.key, self.value), strict=True)
-            )
-            if self.query.bias is not None and self.key.bias is not None and self.value.bias is not None:
-                bias = torch.addmv(bias, weight, torch.cat([self.query.bias, self.key.bias, self.value.bias]))
-            gates = F.linear(source.to(weight.dtype), query + key, bias) + F.linear(
-                value_source.to(weight.dtype), value
-            )
-            gates = gates.permute(2, 0, 1).contiguous()
+            flat, value_flat = (one.flatten(0, 1).to(ready.bias.dtype) for one in (source, value_source))
+            gates = torch.addmm(ready.bias[:, None], ready.source_gates, flat.t())
+            gates = torch.addmm(gates, ready.value_gates, value_flat.t()).unflatten(1, source.shape[:2])
         return gates[: self.heads], gates[self.heads :]
+
+    def projected(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, each (heads, B, T, D), and both gates."""
+        ready = self.ready()
+        query = grouped_heads(source, ready.query, self.query.bias, self.heads)
+        key = grouped_heads(source, ready.key, self.key.bias, self.heads)
+        value = grouped_heads(value_source, ready.value, self.value.bias, self.heads)
+        return query, key, value, *self.gates(source, value_source, ready)
+
+    def counted(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, ...]:
+        """The same as it is written: without data, what the layer needs counts, not what is done for speed."""
+        projections = ((source, self.query), (source, self.key), (value_source, self.value))
+        parts = [block_diagonal(x, layer.weight, layer.bias) for x, layer in projections]
+        gates = [F.linear(torch.cat(parts, 2), gate.weight, gate.bias) for gate in (self.input_gate, self.forget_gate)]
+        heads = [part.unflatten(2, (self.heads, -1)).permute(2, 0, 1, 3) for part in parts]
+        return *heads, *(gate.permute(2, 0, 1) for gate in gates)
 
     def cell(self, source: Tensor, value_source: Tensor, walk: Grid) -> Tensor:
         """The cell's output, (heads, B, T, D)."""
-        query = block_diagonal_heads(source, self.query.weight, self.query.bias, self.heads)
-        key = block_diagonal_heads(source, self.key.weight, self.key.bias, self.heads)
-        value = block_diagonal_heads(value_source, self.value.weight, self.value.bias, self.heads)
-        inputs = (query, key, value, *self.gates(source, value_source))
+        inputs = (self.counted if source.is_meta else self.projected)(source, value_source)
         spread = self.spread and walk.prefix > 0
         query, key, value, write, keep = (to_visit(one, walk) for one in inputs) if spread else inputs
         if self.form == "chunkwise":
@@ -245,7 +281,7 @@ class Mlstm(Mixer):
         walk_tokens, walk = self.path.arrange(tokens, grid)
         value_source = through(self.up, walk_tokens)
         source = F.silu(self.convolve(value_source, walk))
-        write, keep = self.gates(source, value_source)  # (heads, B, T)
+        write, keep = self.gates(source, value_source, self.ready())  # (heads, B, T)
         shown = (write.exp(), keep.sigmoid(), self.left_at_the_end(keep, walk))
         placed = (self.path.restore(gate.permute(1, 2, 0), walk).transpose(1, 2) for gate in shown)
         return dict(zip(self.explains, placed, strict=True))
@@ -272,8 +308,11 @@ class HeadNorm(nn.Module):
         ones, zeros = heads.new_ones(width), heads.new_zeros(width)  # PyTorch is faster with them than without
         normed = F.layer_norm(heads, (width,), ones, zeros, self.eps).permute(1, 2, 0, 3)  # (B, T, heads, D)
         weight = self.weight.view(self.heads, -1)
-        scaled = normed * weight if self.bias is None else torch.addcmul(self.bias.view(self.heads, -1), normed, weight)
-        return scaled.flatten(2)
+        plain = normed.dtype is weight.dtype and not (torch.is_grad_enabled() or is_transformed())
+        place = normed.new_empty(normed.shape) if plain else None  # else it lies in the order of the heads
+        if self.bias is None:
+            return torch.mul(normed, weight, out=place).flatten(2)
+        return torch.addcmul(self.bias.view(self.heads, -1), normed, weight, out=place).flatten(2)
 
 
 def places(grid: Grid) -> list[int]:

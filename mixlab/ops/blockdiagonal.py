@@ -14,16 +14,17 @@ def block_diagonal(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias
 
 
-def block_diagonal_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-    """The same of (B, T, C) as contiguous heads, (heads, B, T, C / heads).
+def densify_heads(weight: Tensor, heads: int) -> Tensor:
+    """What `grouped_heads` multiplies with: (groups, in, out) of neighbouring blocks within a head.
 
     Blocks of a few channels starve a matrix product, so neighbours share one; the zeros between them cost less.
     """
-    batch, steps, channels = x.shape
-    if x.is_meta:  # count what the layer needs, not what is done for speed
-        return block_diagonal(x, weight, bias).unflatten(2, (heads, -1)).permute(2, 0, 1, 3)
-    width = group_width(channels // heads, weight.shape[1])
-    dense = densify(weight, width).to(x.dtype)
+    return densify(weight, group_width(len(weight) * weight.shape[1] // heads, weight.shape[1]))
+
+
+def grouped_heads(x: Tensor, dense: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+    """`block_diagonal` of (B, T, C) with `densify_heads` of its weight: contiguous heads, (heads, B, T, C / heads)."""
+    (batch, steps, channels), width, dense = x.shape, dense.shape[-1], dense.to(x.dtype)
     groups = x.reshape(batch * steps, channels // width, width).transpose(0, 1)  # (groups, B * T, in)
     if bias is None or torch.compiler.is_compiling():
         out = torch.bmm(groups, dense)

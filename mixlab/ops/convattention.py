@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NARROW = 20  # channels of a head up to which all heads share one product, most of which is thrown away
+NARROW = 12  # channels of a head up to which all heads share one product, most of which is thrown away
 
 
 def factorised_attention_reference(

@@ -1,3 +1,4 @@
+import copy
 from typing import Any
 
 import pytest
@@ -235,3 +236,68 @@ def test_hooks_see_what_a_layer_gave_before_it_was_used() -> None:
 
 def test_an_empty_batch_gives_an_empty_batch() -> None:
     assert TestMlstm().mixer()(torch.empty(0, 30, 32), Grid(6, 5)).shape == (0, 30, 32)
+
+
+@torch.no_grad()
+def test_what_eval_mode_keeps_follows_every_change() -> None:
+    kept = layer().eval()
+
+    def check() -> None:
+        """Against a layer that keeps nothing, because it is being trained."""
+        fresh = layer().to(kept.down.weight.dtype)
+        fresh.load_state_dict(kept.state_dict())
+        tokens = torch.randn(2, 12, 16, dtype=kept.down.weight.dtype)
+        torch.testing.assert_close(kept(tokens, Grid(3, 4)), fresh.train()(tokens, Grid(3, 4)))
+
+    check()
+    for part in (kept.query, kept.key, kept.value, kept.input_gate, kept.forget_gate):
+        for parameter in part.parameters():
+            parameter.data.add_(torch.randn_like(parameter))  # leaves no trace on the tensor
+            check()
+    kept.load_state_dict(layer().state_dict())
+    check()
+    kept.double()
+    check()
+    twin = copy.deepcopy(kept)
+    twin.query.weight.mul_(2)
+    assert not torch.equal(twin.ready().query, kept.ready().query)
+    assert not twin.train().kept.entry
+
+
+def test_weights_kept_under_inference_mode_meet_gradients_later() -> None:
+    kept, tokens = layer().eval().requires_grad_(False), torch.randn(2, 12, 16)
+    with torch.inference_mode():
+        kept(tokens, Grid(3, 4))
+    kept(tokens.requires_grad_(), Grid(3, 4)).sum().backward()
+    assert tokens.grad is not None
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_traces_do_not_hold_what_was_kept() -> None:
+    class Alone(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixer = layer().eval()
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.mixer(tokens, Grid(3, 4))
+
+    model, tokens = Alone().eval(), torch.randn(2, 12, 16)
+    model(tokens)
+    traced: Any = torch.jit.trace(model, tokens)
+    traced.mixer.query.weight.mul_(5)
+    torch.testing.assert_close(traced(tokens), model(tokens))
+
+
+def test_transforms_leave_what_is_kept_alone() -> None:
+    kept, tokens = layer().eval().requires_grad_(False), torch.randn(2, 12, 16)
+    torch.func.grad(lambda one: kept(one, Grid(3, 4)).sum())(tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(kept(tokens, Grid(3, 4)), layer_like(kept)(tokens, Grid(3, 4)))
+
+
+def layer_like(other: Mlstm) -> Mlstm:
+    fresh = layer()
+    fresh.load_state_dict(other.state_dict())
+    return fresh
