@@ -5,21 +5,22 @@ python benchmarks/peers.py                      # quick: about 5 minutes on 2 co
 python benchmarks/peers.py --full               # everything, an hour; needs g++
 python benchmarks/peers.py vil_tiny --print     # one model, nothing is written
 
-The peer is timm's model of the same name. Where timm has none it is the plain reference of the same model: the
-quadratic parallel form for Vision-LSTM, filters made anew and the FFT for Hyena. Both sides take turns in one process;
-a ratio is that of the best runs, and the interval is of the median over pairs.
+The peer is timm's model of the same name. Where timm has none it is the plain reference of the same model (see
+`side.plain_model`). Each side is a process of its own, the peer's as somebody has it who uses nothing of Mixlab's; they
+take turns, one runs at a time. A ratio is that of the best runs, and the interval is of the median over pairs.
 """
 
 import argparse
-import gc
+import functools
 import json
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from side import Kind, Side
 
 import mixlab
 from mixlab.errors import MixlabError
@@ -31,18 +32,12 @@ from mixlab.files import write_whole
 from mixlab.ops.linear import linear
 from mixlab.report.results import describe_machine
 
-import timm  # isort: skip  (after mixlab, which mends a torchvision without operators)
-
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results.json", HERE.parent / "docs" / "performance.md"
 START, END = "<!-- peers: start -->", "<!-- peers: end -->"
 SIZES = (224, 448, 896)  # of the memory of one image
 BATCH, SIDE = 8, 224
-PLAIN: dict[str, dict[str, Any]] = {
-    "vil_tiny": {"mixers": {"name": "mlstm", "form": "parallel"}},
-    "hpx_former_s18": {"form": "fft", "reuse": False},
-    "hb_former_s18": {"form": "fft", "reuse": False},
-}
+PLAIN = ("vil_tiny", "hpx_former_s18", "hb_former_s18")  # timm has none of them
 NAMES = (
     "convformer_s18",
     "caformer_s18",
@@ -56,60 +51,14 @@ NAMES = (
 )
 
 
-# -- the two sides -------------------------------------------------------------------------------
-
-
-def own_model(name: str) -> mixlab.Backbone:
-    torch.manual_seed(0)
-    return mixlab.create_model(name)
-
-
-def peer_model(name: str) -> nn.Module:
-    if name not in PLAIN:
-        return timm.create_model(name)
-    if "mixers" in PLAIN[name]:
-        return mixlab.create_model(name, **PLAIN[name])
-    model = mixlab.create_model(name)
-    for module in model.modules():
-        for option, value in PLAIN[name].items():
-            if hasattr(module, "reuse"):
-                setattr(module, option, value)
-    return model
-
-
-def inference(model: nn.Module, images: Tensor) -> Callable[[], None]:
-    model.eval()
-
-    def run() -> None:
-        with torch.inference_mode():
-            model(images)
-
-    return run
-
-
-def training(model: nn.Module, images: Tensor) -> Callable[[], None]:
-    model.train()
-
-    def run() -> None:
-        model(images).square().mean().backward()
-        for parameter in model.parameters():
-            parameter.grad = None
-
-    return run
-
-
-def frozen(model: nn.Module) -> nn.Module:
-    """A peer compiled as a whole with its weights as constants."""
-    model.eval().requires_grad_(False)
-    compiled: nn.Module = torch.compile(model, options={"freezing": True})  # type: ignore[assignment]
-    return compiled
-
-
 # -- what is measured ----------------------------------------------------------------------------
 
 
-def pair(own: Callable[[], None], peer: Callable[[], None], plan: Plan, batch: int) -> dict[str, float]:
-    seconds = take_turns({"own": own, "peer": peer}, plan)
+def pair(sides: dict[str, Side], jobs: tuple[str, str], plan: Plan, batch: int) -> dict[str, Any]:
+    own, peer = sides["own"], sides["peer"]
+    about = own.run(jobs[0])
+    peer.run(jobs[1])
+    seconds = take_turns({"own": lambda: own.run(jobs[0]), "peer": lambda: peer.run(jobs[1])}, plan)
     ratio = Ratio.of(seconds["own"], seconds["peer"])
     spread = max(max(values) / min(values) - 1 for values in seconds.values())
     return {
@@ -123,41 +72,42 @@ def pair(own: Callable[[], None], peer: Callable[[], None], plan: Plan, batch: i
         "high": ratio.high,
         "spread": spread,
         "rounds": len(seconds["own"]),
+        **about,
     }
 
 
-def measure(name: str, plan: Plan, *, full: bool) -> dict[str, Any]:
-    many, one = torch.randn(BATCH, 3, SIDE, SIDE), torch.randn(1, 3, SIDE, SIDE)
-    own, peer = own_model(name), peer_model(name)
-    found: dict[str, Any] = {"peer": "plain reference" if name in PLAIN else f"timm {timm.__version__}"}
-    found["gmacs"] = mixlab.macs(own, SIDE) / 1e9
-    steps: dict[str, Callable[[], Any]] = {
-        "eager": lambda: pair(inference(own, many), inference(peer, many), plan, BATCH),
-        "latency": lambda: pair(inference(own, one), inference(peer, one), plan, 1),
-        "training": lambda: pair(training(own, many), training(peer, many), plan, BATCH),
-    }
-    if full:
-        steps["optimised"] = lambda: optimised(own, peer, many, plan)
-        steps["optimised_latency"] = lambda: optimised(own, peer, one, plan)
-        steps["optimised_and_compiled_peer"] = lambda: optimised(own, frozen(peer), many, plan)
-        steps["compile"] = lambda: compile_time(name, (SIDE, SIDE), batch=BATCH, execution=Execution()).plain()
-        steps["memory_mb"] = lambda: {str(side): memory(name, side) for side in SIZES}
-    for step, run in steps.items():
+QUICK = {"eager": ("eager", "eager"), "latency": ("latency", "latency"), "training": ("training", "training")}
+FULL = {
+    "optimised": ("optimised", "eager"),
+    "optimised_latency": ("optimised_latency", "latency"),
+    "optimised_and_compiled_peer": ("optimised", "compiled"),
+}  # the job of our side, and of the peer's
+
+
+def measure(name: str, plan: Plan, threads: int, *, full: bool) -> dict[str, Any]:
+    kinds: dict[str, Kind] = {"own": "own", "peer": "plain" if name in PLAIN else "timm"}
+    found: dict[str, Any] = {"peer": "plain reference" if name in PLAIN else f"timm {version('timm')}"}
+    found["gmacs"] = mixlab.macs(mixlab.create_model(name), SIDE) / 1e9
+    sides = {side: Side(kind, name, batch=BATCH, side=SIDE, threads=threads) for side, kind in kinds.items()}
+
+    def keep(step: str, run: Callable[[], dict[str, Any]]) -> None:
         try:
             found[step] = run()
-        except (MixlabError, RuntimeError) as error:
+        except (MixlabError, RuntimeError, ValueError) as error:
             found[step] = {"reason": " ".join(str(error).split())[:200]}
         print(f"{name:18} {step:28} {brief(found[step])}", flush=True)
-        gc.collect()
+
+    try:
+        for step, jobs in {**QUICK, **(FULL if full else {})}.items():
+            batch = 1 if "latency" in step else BATCH
+            keep(step, functools.partial(pair, sides, jobs, plan, batch))
+    finally:
+        for process in sides.values():
+            process.close()
+    if full:
+        keep("compile", lambda: compile_time(name, (SIDE, SIDE), batch=BATCH, execution=Execution()).plain())
+        keep("memory_mb", lambda: {str(side): memory(name, side) for side in SIZES})
     return found
-
-
-def optimised(own: mixlab.Backbone, peer: nn.Module, images: Tensor, plan: Plan) -> dict[str, Any]:
-    fast = mixlab.optimize(own.eval(), images)
-    assert fast.report is not None
-    found = pair(inference(fast, images), inference(peer, images), plan, len(images))
-    torch._dynamo.reset()
-    return {**found, "form": fast.report.chosen, "compile_seconds": fast.report.compile_seconds}
 
 
 def memory(name: str, side: int) -> dict[str, float | None]:
@@ -242,12 +192,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(NAMES), help="models; default: one or two of every family")
     parser.add_argument("--full", action="store_true", help="optimised and compiled forms, compile time, memory")
-    parser.add_argument("--seconds", type=float, default=3.0, help="at least, per pair")
+    parser.add_argument("--seconds", type=float, help="at least, per pair; 1, in full 3")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--print", action="store_true", help="write nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    plan = Plan(seconds=arguments.seconds, least=5, warmup=1, patience=2.0)
+    seconds, least = (3.0, 5) if arguments.full else (1.0, 3)
+    plan = Plan(seconds=arguments.seconds or seconds, least=least, warmup=1, patience=2.0)
     unknown = sorted(set(arguments.names) - set(NAMES))
     if unknown:
         sys.exit(f"No peer is known for {', '.join(unknown)}. Known: {', '.join(NAMES)}")
@@ -255,7 +206,7 @@ def main() -> None:
     models: dict[str, Any] = known["models"]
     most = peak()
     for name in arguments.names:  # what is not measured now stays
-        models[name] = {**models.get(name, {}), **measure(name, plan, full=arguments.full)}
+        models[name] = {**models.get(name, {}), **measure(name, plan, arguments.threads, full=arguments.full)}
         if not arguments.print:  # after each, so that an interrupted run leaves what it has
             write({name: models[name] for name in NAMES if name in models}, arguments.threads, most)
 
