@@ -32,8 +32,11 @@ class FixedConv(nn.Module):
             ready = prepare(taps, self.spans, self.form).kernel
         self.register_buffer("kernel", ready)
 
-    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        x = tokens.unflatten(1, self.sizes)
+    def forward(self, tokens: Tensor, grid: Grid, factor: Tensor | None = None) -> Tensor:
+        out = self.convolve(tokens.unflatten(1, self.sizes))
+        return out if factor is None else out * factor
+
+    def convolve(self, x: Tensor) -> Tensor:
         if not self.in_two_steps:
             return convolve(x, Prepared(self.form, self.spans, self.kernel)).flatten(1, -2)
         with without_autocast(x):

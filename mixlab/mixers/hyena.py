@@ -26,9 +26,11 @@ from mixlab.implicit_filter import (
     taps_both_ways,
 )
 from mixlab.kept import Keeper, Kept, may_keep
-from mixlab.layers import DepthwiseConv, through
+from mixlab.layers import DepthwiseConv, is_plain, through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
-from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d
+from mixlab.native import may_run
+from mixlab.native.norm import fits, norm_of_product
+from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d, runs_natively
 
 NORM_EPS = 1e-5
 KEPT_NUMBERS = 2**20  # a spectrum with more is made anew from the kept kernel: 4 MB per layer
@@ -106,13 +108,19 @@ class LongConv(Keeper):
         self.form, self.reuse = form, reuse
         self.kept: Kept[Prepared | Tensor] = Kept()
 
-    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+    def forward(self, tokens: Tensor, grid: Grid, factor: Tensor | None = None) -> Tensor:
+        """The convolution, times a factor per output."""
         sources = [self.bias, *self.filter.sources()]
+        form: Form | None = "native" if self.runs_natively(tokens, factor, *sources) else self.form
         if self.reuse and may_keep(self, sources) and self.filter.is_plain():
-            kernel = self.kept.get(grid, sources, lambda: self.to_keep(grid))
+            kernel = self.kept.get((grid, form), sources, lambda: self.to_keep(grid, form))
         else:
             kernel = self.kernel(grid)
-        return self.convolve(tokens, kernel if isinstance(kernel, Prepared) else self.prepare(kernel, grid), grid)
+        ready = kernel if isinstance(kernel, Prepared) else self.prepare(kernel, grid, form)
+        return self.convolve(tokens, ready, grid, factor)
+
+    def runs_natively(self, *tensors: Tensor | None) -> bool:
+        return self.form in (None, "native") and runs_natively(*tensors)
 
     def kernel(self, grid: Grid) -> Tensor:
         """The kernel for a grid. The factor per channel is a part of the tap at the centre."""
@@ -122,9 +130,9 @@ class LongConv(Keeper):
         kernel[centre] += full(self.bias)
         return kernel
 
-    def to_keep(self, grid: Grid) -> Prepared | Tensor:
+    def to_keep(self, grid: Grid, form: Form | None) -> Prepared | Tensor:
         kernel = self.kernel(grid)
-        ready = self.prepare(kernel, grid)
+        ready = self.prepare(kernel, grid, form)
         return ready if ready.kernel.numel() <= KEPT_NUMBERS else kernel
 
     @torch.no_grad()
@@ -139,10 +147,10 @@ class LongConv(Keeper):
     def taps_for(self, grid: Grid) -> tuple[int, ...]:
         raise NotImplementedError
 
-    def prepare(self, kernel: Tensor, grid: Grid) -> Prepared:
+    def prepare(self, kernel: Tensor, grid: Grid, form: Form | None) -> Prepared:
         raise NotImplementedError
 
-    def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid) -> Tensor:
+    def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid, factor: Tensor | None) -> Tensor:
         raise NotImplementedError
 
 
@@ -155,11 +163,11 @@ class SequenceConv(LongConv):
     def sizes(self, grid: Grid) -> tuple[int, ...]:
         return (grid.image_tokens,)
 
-    def prepare(self, kernel: Tensor, grid: Grid) -> Prepared:
-        return prepare_1d(kernel, grid.image_tokens, causal=self.filter.causal, form=self.form)
+    def prepare(self, kernel: Tensor, grid: Grid, form: Form | None) -> Prepared:
+        return prepare_1d(kernel, grid.image_tokens, causal=self.filter.causal, form=form)
 
-    def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid) -> Tensor:
-        return convolve(tokens, ready)
+    def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid, factor: Tensor | None) -> Tensor:
+        return convolve(tokens, ready, factor=factor)
 
 
 class PlaneConv(LongConv):
@@ -177,12 +185,13 @@ class PlaneConv(LongConv):
     def sizes(self, grid: Grid) -> tuple[int, ...]:
         return grid.height, grid.width
 
-    def prepare(self, kernel: Tensor, grid: Grid) -> Prepared:
-        return prepare_2d(kernel, grid.height, grid.width, form=self.form)
+    def prepare(self, kernel: Tensor, grid: Grid, form: Form | None) -> Prepared:
+        return prepare_2d(kernel, grid.height, grid.width, form=form)
 
-    def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid) -> Tensor:
-        image = tokens.unflatten(1, (grid.height, grid.width))
-        return convolve(image, ready).flatten(1, 2)
+    def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid, factor: Tensor | None) -> Tensor:
+        sides = (grid.height, grid.width)
+        factor = None if factor is None else factor.unflatten(1, sides)
+        return convolve(tokens.unflatten(1, sides), ready, factor=factor).flatten(1, 2)
 
 
 class SeparableConv(nn.Module):
@@ -197,8 +206,9 @@ class SeparableConv(nn.Module):
         self.across = DepthwiseConv(dim, (1, width), bias=False)
         self.bias = nn.Parameter(torch.randn(dim))
 
-    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        return grid.from_map(self.across(self.down(grid.to_map(tokens)))) + self.bias * tokens
+    def forward(self, tokens: Tensor, grid: Grid, factor: Tensor | None = None) -> Tensor:
+        out = grid.from_map(self.across(self.down(grid.to_map(tokens)))) + self.bias * tokens
+        return out if factor is None else out * factor
 
 
 # -- the mixer -----------------------------------------------------------------------------------
@@ -241,8 +251,16 @@ class Hyena(Mixer):
         bare = Grid(grid.height, grid.width)
         parts = self.shorten(through(self.project, grid.image(tokens)), bare).chunk(3, -1)  # each (B, H*W, C)
         gate, one, other = parts if self.gate_first else (parts[2], parts[0], parts[1])
-        mixed = self.conv(self.inner_norm(one * other), bare)
-        return grid.behind_zeros(through(self.out, self.outer_norm(mixed * gate)))
+        mixed = self.conv(self.normed(self.inner_norm, one, other), bare, gate)
+        return grid.behind_zeros(through(self.out, self.normed(self.outer_norm, mixed)))
+
+    def normed(self, norm: nn.Module, one: Tensor, other: Tensor | None = None) -> Tensor:
+        """norm(one * other), or norm(one)."""
+        weight, parts = norm.weight if type(norm) is nn.LayerNorm else None, [one] if other is None else [one, other]
+        known = len(parts) == 2 if type(norm) is nn.Identity else type(norm) is nn.LayerNorm and norm.bias is None
+        if not (known and is_plain(norm) and may_run(*parts, weight) and fits(*parts)):
+            return norm(one if other is None else one * other)
+        return norm_of_product(one, other, weight, eps=NORM_EPS)
 
     def shorten(self, wide: Tensor, grid: Grid) -> Tensor:
         """The short convolution, over the plane or along the tokens."""

@@ -14,8 +14,10 @@ from mixlab.guards import is_transformed, without_autocast
 from mixlab.kept import Keeper, Kept, may_keep
 from mixlab.layers import is_plain, linear_for_fusion, through
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
+from mixlab.native import may_run
+from mixlab.native.mlstm import BLOCK, WIDTH, Norm, Packed, run_mlstm, turned
 from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads
-from mixlab.ops.mlstm import mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
+from mixlab.ops.mlstm import EPS, mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
 
 Directions = Literal["uni", "bi", "quad", "oct"]
 Convolution = Literal["none", "causal_1d", "1d", "2d"]
@@ -171,7 +173,7 @@ class Mlstm(Keeper, Mixer):
         self.norm = HeadNorm(inner, heads, bias=bias)
         self.skip = nn.Parameter(torch.ones(inner))
         self.down = nn.Linear(inner, dim, bias=bias)
-        self.kept: Kept[Ready] = Kept()
+        self.kept: Kept[Ready | Packed] = Kept()
         self.initialise(dim, std)
 
     def initialise(self, dim: int, std: float) -> None:
@@ -196,8 +198,20 @@ class Mlstm(Keeper, Mixer):
         value_source, gate = through(self.up, tokens), linear_for_fusion(self.gate, tokens)  # (B, T, inner)
         source = self.convolve(value_source, walk)
         source = F.silu(source, inplace=not torch.is_grad_enabled() and self.conv is not None and is_plain(self.conv))
-        mixed = self.norm(self.cell(source, value_source, walk))
-        return self.path.restore(linear_for_fusion(self.down, self.merge(mixed, source, gate)), walk)
+        if self.runs_natively(source, value_source, gate, walk):
+            norm = Norm(self.norm.weight, self.norm.bias, self.norm.eps)
+            merged = run_mlstm(source, value_source, gate, self.packed(), norm, self.skip, eps=EPS, chunk=self.chunk)
+        else:
+            merged = self.merge(self.norm(self.cell(source, value_source, walk)), source, gate)
+        return self.path.restore(linear_for_fusion(self.down, merged), walk)
+
+    def runs_natively(self, source: Tensor, value_source: Tensor, gate: Tensor, walk: Grid) -> bool:
+        """Whether the kernel may do all that lies between the linear layers."""
+        width = source.shape[-1] // self.heads
+        fits = self.form == "chunkwise" and self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
+        plain = is_plain(self.norm) and not (walk.prefix and self.spread)
+        weights = (*self.sources(), self.norm.weight, self.norm.bias, self.skip)
+        return fits and plain and may_run(source, value_source, gate, *weights)
 
     def convolve(self, inner: Tensor, walk: Grid) -> Tensor:
         """The depthwise convolution over image tokens; it looks along the walk, and class tokens pass."""
@@ -208,15 +222,36 @@ class Mlstm(Keeper, Mixer):
         image = F.pad(image, (width - 1, 0)) if self.causal else image
         return behind_prefix(inner, walk.from_map(self.conv(image)), walk)
 
+    def sources(self) -> list[Tensor]:
+        """The weights of the cell."""
+        layers = (self.query, self.key, self.value, self.input_gate, self.forget_gate)
+        return [one for layer in layers for one in (layer.weight, layer.bias) if one is not None]
+
     def ready(self) -> Ready:
         """The weights of the cell as they are used. In eval mode they are made once, until one of them changes; a GPU
         would have to be waited for to tell.
         """
-        layers = (self.query, self.key, self.value, self.input_gate, self.forget_gate)
-        sources = [one for layer in layers for one in (layer.weight, layer.bias) if one is not None]
+        sources = self.sources()
         keeps = self.query.weight.device.type == "cpu" and may_keep(self, sources)
         with without_autocast(self.query.weight):
-            return self.kept.get(None, sources, self.make_ready) if keeps else self.make_ready()
+            return self.kept.get("ready", sources, self.make_ready) if keeps else self.make_ready()
+
+    def packed(self) -> Packed:
+        """The same for the kernel."""
+        sources = self.sources()
+        return self.kept.get("packed", sources, self.make_packed) if may_keep(self, sources) else self.make_packed()
+
+    @torch.no_grad()
+    def make_packed(self) -> Packed:
+        ready, layers = self.make_ready(), (self.query, self.key, self.value)
+        gates = torch.stack([ready.source_gates, ready.value_gates], 1).unflatten(0, (2, self.heads)).transpose(0, 1)
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        return Packed(
+            torch.stack([turned(layer.weight) for layer in layers]),
+            torch.stack(biases) if biases else None,
+            gates.contiguous(),
+            ready.bias.view(2, self.heads).t().contiguous(),
+        )
 
     def make_ready(self) -> Ready:
         """Gates are linear in queries, keys and values, which are linear in the sources: both steps in one."""

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
-from mixlab.layers import through
+from mixlab.layers import is_plain, through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
+from mixlab.native.recurrent import Run, lstm_maps, lstm_may_run
 from mixlab.ops.recurrent import GATES, Cell, Direction, recurrent
 
 Axis = Literal["vertical", "horizontal"]
@@ -69,6 +70,14 @@ class RecurrentLayer(nn.Module):
     def forward(self, sequences: Tensor) -> Tensor:
         return recurrent(self.cell, sequences, self.directions())  # (N, T, width)
 
+    def runs(self, *, vertical: bool) -> list[Run]:
+        """Its directions as they go over a map."""
+        return [Run(weights, vertical, backwards=bool(index)) for index, weights in enumerate(self.directions())]
+
+    def may_run(self, image: Tensor) -> bool:
+        """Whether the kernel may compute this layer over a map (B, H, W, C)."""
+        return self.cell == "lstm" and is_plain(self) and lstm_may_run(image, self.runs(vertical=True))
+
 
 class Recurrent1d(Mixer):
     """The tokens as one sequence, row by row: the vanilla Sequencer block."""
@@ -86,7 +95,11 @@ class Recurrent1d(Mixer):
         return self.fusion
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        mixed = self.layer(grid.image(tokens))
+        row = grid.image(tokens)
+        if self.layer.may_run(row[:, None]):
+            mixed = lstm_maps(row[:, None], self.layer.runs(vertical=False))[:, 0]
+        else:
+            mixed = self.layer(row)
         return grid.behind_zeros(mixed if self.fusion is None else through(self.fusion, mixed))
 
 
@@ -111,6 +124,26 @@ class Recurrent2d(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         image = grid.image(tokens).unflatten(1, (grid.height, grid.width))  # (B, H, W, C)
+        mixed = self.both(image) if self.may_run(image) else self.one_by_one(image, grid)
+        mixed = mixed.flatten(1, 2)  # (B, H*W, width)
+        return grid.behind_zeros(mixed if self.fusion is None else through(self.fusion, mixed))
+
+
+    def may_run(self, image: Tensor) -> bool:
+        layers = [layer for layer in (self.vertical, self.horizontal) if layer is not None]
+        return all(layer.may_run(image) for layer in layers)
+
+    def both(self, image: Tensor) -> Tensor:
+        """All directions of both axes at once, by the kernel."""
+        columns = [] if self.vertical is None else self.vertical.runs(vertical=True)
+        rows = [] if self.horizontal is None else self.horizontal.runs(vertical=False)
+        outputs = lstm_maps(image, [*columns, *rows])
+        if self.merge == "concatenate" or not (columns and rows):
+            return outputs
+        one, other = outputs.chunk(2, -1)
+        return one + other
+
+    def one_by_one(self, image: Tensor, grid: Grid) -> Tensor:
         outputs = []
         if self.vertical is not None:
             columns = self.vertical(image.transpose(1, 2).flatten(0, 1))  # (B * W, H, width)
@@ -118,9 +151,7 @@ class Recurrent2d(Mixer):
         if self.horizontal is not None:
             rows = self.horizontal(image.flatten(0, 1))  # (B * H, W, width)
             outputs.append(rows.unflatten(0, (image.shape[0], grid.height)))
-        mixed = torch.cat(outputs, -1) if self.merge == "concatenate" else torch.stack(outputs).sum(0)
-        mixed = mixed.flatten(1, 2)  # (B, H*W, width)
-        return grid.behind_zeros(mixed if self.fusion is None else through(self.fusion, mixed))
+        return torch.cat(outputs, -1) if self.merge == "concatenate" else torch.stack(outputs).sum(0)
 
 
 def fusion_layer(width: int, dim: int, options: RecurrentOptions) -> nn.Linear | None:

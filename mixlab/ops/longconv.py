@@ -3,10 +3,11 @@
     y[i] = sum over j of kernel[i - j + centre] * x[j] + bias * x[i]
 
 for each channel, in one axis of (B, L, C) with kernels (K, C) or in two of (B, H, W, C) with kernels (KH, KW, C), zeros
-outside. The centre is at K // 2, or at 0 if the convolution is causal. Three forms compute the same:
+outside. The centre is at K // 2, or at 0 if the convolution is causal. Four forms compute the same:
 
 `direct` as it is written, `fft` through the fast Fourier transform, and `matrix` through the same transform as products
 with small constant matrices: more arithmetic, but of the kind that processors are best at, without moving the channels.
+`native` is the fast transform by a kernel of our own, for inference on a CPU (`runs_natively`).
 `prepare_1d` and `prepare_2d` bring a kernel into the shape that a form needs; it can be kept and used again.
 """
 
@@ -23,10 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.guards import may_overwrite, without_autocast
+from mixlab.native import may_run
+from mixlab.native.longconv import convolve_maps, pack_spectrum
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.fourier import constant, forward, forward_half, inverse, inverse_half
 
-Form = Literal["direct", "matrix", "fft"]
+Form = Literal["direct", "matrix", "fft", "native"]
 FFT_NUMBERS = 2**20  # real numbers that are transformed at once: 4 MB
 MATRIX_NUMBERS = 2**21  # in the spectra of images that are transformed together: 8 MB
 
@@ -97,8 +100,12 @@ def prepare(kernel: Tensor, spans: tuple[Span, ...], form: Form) -> Prepared:
         return Prepared(form, spans, FORMS[form][0](kernel, spans))
 
 
-def convolve(x: Tensor, prepared: Prepared, bias: Tensor | None = None) -> Tensor:
-    """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x."""
+def convolve(
+    x: Tensor, prepared: Prepared, bias: Tensor | None = None, *, factor: Tensor | None = None
+) -> Tensor:
+    """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x; times a factor per output."""
+    if prepared.form == "native" and bias is None:
+        return convolve_native(x, prepared.kernel, prepared.spans, factor)
     double = torch.float64 in (x.dtype, prepared.kernel.dtype) or prepared.kernel.dtype is torch.complex128
     exact = x.to(torch.float64 if double else torch.float32)
     if x.is_meta:
@@ -106,7 +113,8 @@ def convolve(x: Tensor, prepared: Prepared, bias: Tensor | None = None) -> Tenso
     else:
         with without_autocast(x):
             out = FORMS[prepared.form][1](exact, prepared.kernel, prepared.spans)
-    return (out if bias is None else torch.addcmul(out, exact, bias.to(out.dtype))).to(x.dtype)
+    out = (out if bias is None else torch.addcmul(out, exact, bias.to(out.dtype))).to(x.dtype)
+    return out if factor is None else out * factor
 
 
 def fit(kernel: Tensor, sizes: tuple[int, ...], centres: tuple[int, ...]) -> tuple[tuple[Span, ...], Tensor]:
@@ -255,12 +263,40 @@ def complex_product(spectrum: Tensor, kernel: Tensor) -> Tensor:
     return out
 
 
+# -- the fast Fourier transform by a kernel of our own -------------------------------------------
+
+
+def runs_natively(*tensors: Tensor | None) -> bool:
+    """Whether `native` may convolve these."""
+    return may_run(*tensors) and all(one is None or one.stride(-1) == 1 for one in tensors)
+
+
+def prepare_native(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+    """The spectrum of a kernel whose centre is at place 0, as `pack_spectrum` lays it out. A sequence is a column."""
+    rows, columns = (spans[0], Span(1, 0, 0)) if len(spans) == 1 else spans
+    taps = kernel.view(rows.taps, columns.taps, -1)
+    sizes = (good_size(rows.period), 1 if len(spans) == 1 else good_size(columns.period))
+    placed = F.pad(taps, (0, 0, 0, sizes[1] - columns.taps, 0, sizes[0] - rows.taps))
+    placed = placed.roll((-rows.future, -columns.future), (0, 1))
+    return pack_spectrum(torch.fft.rfftn(placed, sizes, (0, 1), norm="forward"))
+
+
+def convolve_native(
+    x: Tensor, kernel: Tensor, spans: tuple[Span, ...], factor: Tensor | None = None
+) -> Tensor:
+    if len(spans) == 1:
+        factor = None if factor is None else factor[:, :, None]
+        return convolve_maps(x.contiguous()[:, :, None], kernel, 1, factor)[:, :, 0]
+    return convolve_maps(x.contiguous(), kernel, good_size(spans[1].period), factor)
+
+
 Prepare = Callable[[Tensor, tuple[Span, ...]], Tensor]
 Convolve = Callable[[Tensor, Tensor, tuple[Span, ...]], Tensor]
 FORMS: dict[Form, tuple[Prepare, Convolve]] = {
     "direct": (prepare_direct, convolve_direct),
     "matrix": (prepare_matrix, convolve_matrix),
     "fft": (prepare_fft, convolve_fft),
+    "native": (prepare_native, convolve_native),
 }
 
 

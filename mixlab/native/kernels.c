@@ -1,0 +1,72 @@
+/* The library: which level of instructions serves, and how tasks are shared out among threads.
+
+It is loaded by address, not by Python's means; the module exists because installers build modules. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "kernels.h"
+
+extern const struct kernels kernels_base;
+#if defined(__x86_64__) && !defined(__clang__)
+extern const struct kernels kernels_avx2, kernels_avx512;
+#endif
+
+#ifdef _WIN32
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+static const struct kernels *chosen = &kernels_base;
+
+/* The widest level up to `most` lanes that this processor has. Returns its lanes. */
+EXPORT int mixlab_choose(int most) {
+    chosen = &kernels_base;
+#if defined(__x86_64__) && !defined(__clang__)
+    __builtin_cpu_init();
+    if (most >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) chosen = &kernels_avx2;
+    if (most >= 16 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        chosen = &kernels_avx512;
+#endif
+    return chosen->lanes;
+}
+
+/* Threads are those of PyTorch, or there are none: a second crew would fight the first for the processor. */
+typedef void (*start_crew)(void (*)(void *), void *, unsigned, unsigned);
+static start_crew crew_starter;
+
+EXPORT void mixlab_use_crew(start_crew starter) { crew_starter = starter; }
+
+struct crew {
+    task work;
+    void *about;
+    long count, next;
+    int failed;
+};
+
+static void member(void *of) {
+    struct crew *crew = of;
+    for (;;) {
+        long index = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED);
+        if (index >= crew->count) return;
+        if (crew->work(crew->about, index)) __atomic_store_n(&crew->failed, 1, __ATOMIC_RELAXED);
+    }
+}
+
+int share(task work, void *about, long count, int threads) {
+    struct crew crew = {work, about, count, 0, 0};
+    if (threads > 1 && count > 1 && crew_starter)
+        crew_starter(member, &crew, (unsigned)(count < threads ? count : threads), 0);
+    else
+        member(&crew);
+    return crew.failed;
+}
+
+EXPORT int mixlab_lstm(const struct lstms *at) { return chosen->lstm(at); }
+EXPORT int mixlab_mlstm(const struct mlstm *at) { return chosen->mlstm(at); }
+EXPORT int mixlab_longconv(const struct longconv *at) { return chosen->longconv(at); }
+EXPORT int mixlab_norm(const struct norm *at) { return chosen->norm(at); }
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = 0};
+PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&module); }

@@ -1,0 +1,68 @@
+/* What a level of instructions offers. Sizes are in elements; every kernel returns 0, or 1 if there was no memory. */
+#include <stddef.h>
+
+typedef int (*task)(void *about, long index);
+int share(task work, void *about, long count, int threads);
+
+/* An LSTM over the rows or columns of maps, in one direction. */
+struct lstm {
+    const float *inputs; /* images x height x width x 4 gates x units: the share of the inputs and their bias */
+    const float *weight; /* 4 gates x units x units, of the last output */
+    const float *bias;   /* 4 gates x units */
+    float *packed;       /* room for the weight as steps want it: blocks of 16 units x units x 4 x 16 */
+    float *out;          /* images x height x width x out_row */
+    ptrdiff_t out_row;
+    int height, width, units;
+    int vertical, backwards;
+};
+struct lstms {
+    const struct lstm *each;
+    int count, images, packs, threads; /* packs: whether weights are to be packed first */
+};
+
+/* The cell of an mLSTM layer with all that surrounds it but the linear layers. */
+struct mlstm {
+    const float *source, *values, *gate; /* images x steps x row */
+    ptrdiff_t source_row, values_row, gate_row;
+    const float *projections;   /* 3 (queries, keys, values) x 4 turns x channels */
+    const float *biases;        /* 3 x channels, or NULL */
+    const float *gate_weights;  /* heads x 2 gates x 2 (source, values) x channels */
+    const float *gate_biases;   /* heads x 2 gates */
+    const float *norm, *norm_bias, *skip; /* channels; norm_bias may be NULL */
+    float *out;                 /* images x steps x channels */
+    int images, steps, heads, width, chunk, threads;
+    float eps, norm_eps;
+};
+
+/* A convolution of every channel with a kernel as large as the map, through the Fourier transform. */
+struct longconv {
+    const float *x;        /* images x height x width x channels */
+    const float *spectrum; /* blocks of 2 LANES channels x half of the columns x rows x 4 x LANES */
+    const float *factor;   /* of every output, with rows of factor_row, or NULL */
+    float *out;
+    ptrdiff_t factor_row;
+    int images, height, width, channels;
+    int rows, columns; /* periods */
+    const float *row_turns, *column_turns; /* cos and sin of the whole circle in so many steps */
+    int threads;
+};
+
+/* Layer norm of the product of two, or of one where `other` is NULL. */
+struct norm {
+    const float *one, *other;
+    const float *weight; /* or NULL: no norm */
+    const float *bias;
+    float *out;
+    ptrdiff_t one_row, other_row;
+    long rows;
+    int width, threads;
+    float eps;
+};
+
+struct kernels {
+    int lanes;
+    int (*lstm)(const struct lstms *);
+    int (*mlstm)(const struct mlstm *);
+    int (*longconv)(const struct longconv *);
+    int (*norm)(const struct norm *);
+};

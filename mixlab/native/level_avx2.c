@@ -1,0 +1,14 @@
+/* The kernels for vectors of 8 floats. */
+#if defined(__x86_64__) && !defined(__clang__)
+#pragma GCC target("avx2,fma")
+#define LANES 8
+#include "kernels.h"
+#include "vector.h"
+#include "product.h"
+#include "recurrent.h"
+#include "mlstm.h"
+#include "longconv.h"
+#include "norm.h"
+
+const struct kernels kernels_avx2 = {LANES, run_lstms, run_mlstm, run_longconv, run_norm};
+#endif

@@ -1,0 +1,11 @@
+/* The kernels for vectors of 4 floats. */
+#define LANES 4
+#include "kernels.h"
+#include "vector.h"
+#include "product.h"
+#include "recurrent.h"
+#include "mlstm.h"
+#include "longconv.h"
+#include "norm.h"
+
+const struct kernels kernels_base = {LANES, run_lstms, run_mlstm, run_longconv, run_norm};

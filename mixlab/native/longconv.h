@@ -1,0 +1,166 @@
+/* Convolutions of every channel with a kernel as large as the map, through the Fourier transform.
+
+A lane is a channel: LANES of them as real parts and the next LANES as imaginary ones, so that transforms need neither
+shuffles nor a real variant. With Z the transform of a + ib, and P, M half the sum and difference of the two kernels'
+transforms, that of (a * kernel) + i (b * other kernel) is P(k) Z(k) + M(k) conj(Z(-k)). */
+
+typedef struct { vec re, im; } cvec;
+
+INLINE cvec get(const float *from) { return (cvec){load(from), load(from + LANES)}; }
+INLINE void put(float *to, cvec x) { store(to, x.re), store(to + LANES, x.im); }
+INLINE cvec plus(cvec a, cvec b) { return (cvec){a.re + b.re, a.im + b.im}; }
+INLINE cvec minus(cvec a, cvec b) { return (cvec){a.re - b.re, a.im - b.im}; }
+INLINE cvec times(cvec a, float re, float im) { return (cvec){a.re * re - a.im * im, a.re * im + a.im * re}; }
+INLINE cvec times_i(cvec a, float sign) { return (cvec){a.im * -sign, a.re * sign}; } /* a times i or -i */
+INLINE cvec scaled(cvec a, float by) { return (cvec){a.re * by, a.im * by}; }
+
+#define CELL (2 * LANES) /* floats of a complex vector */
+
+/* The sum over j of a_j e^(sign 2 pi i j k / radix) for every k. */
+INLINE void small_transform(int radix, float sign, cvec *a) {
+    if (radix == 2) {
+        cvec difference = minus(a[0], a[1]);
+        a[0] = plus(a[0], a[1]), a[1] = difference;
+    } else if (radix == 4) {
+        cvec even = plus(a[0], a[2]), odd = plus(a[1], a[3]);
+        cvec less = minus(a[0], a[2]), turned = times_i(minus(a[1], a[3]), sign);
+        a[0] = plus(even, odd), a[2] = minus(even, odd), a[1] = plus(less, turned), a[3] = minus(less, turned);
+    } else { /* 3, 5, 7: pairs of j and -j */
+        static const float cosines[8][4] = {[3] = {0, -0.5f}, [5] = {0, 0.309016994374947f, -0.809016994374947f},
+            [7] = {0, 0.623489801858733f, -0.222520933956314f, -0.900968867902419f}};
+        static const float sines[8][4] = {[3] = {0, 0.866025403784439f}, [5] = {0, 0.951056516295154f, 0.587785252292473f},
+            [7] = {0, 0.781831482468030f, 0.974927912181824f, 0.433883739117558f}};
+        int half = radix / 2;
+        cvec sums[4], differences[4], first = a[0];
+        for (int j = 1; j <= half; j++) {
+            sums[j] = plus(a[j], a[radix - j]), differences[j] = minus(a[j], a[radix - j]);
+            a[0] = plus(a[0], sums[j]);
+        }
+        for (int k = 1; k <= half; k++) {
+            cvec real = first, turned = {{0}, {0}};
+            for (int j = 1; j <= half; j++) {
+                int angle = j * k % radix;
+                float side = angle > half ? -sign : sign;
+                angle = angle > half ? radix - angle : angle;
+                real = plus(real, scaled(sums[j], cosines[radix][angle]));
+                turned = plus(turned, scaled(differences[j], side * sines[radix][angle]));
+            }
+            a[k] = plus(real, times_i(turned, 1)), a[radix - k] = minus(real, times_i(turned, 1));
+        }
+    }
+}
+
+/* One step of a transform: `apart` groups of radix * groups places become groups of their own. */
+INLINE void pass(int radix, float sign, const float *from, float *to, int groups, int apart, const float *turns) {
+    for (int p = 0; p < groups; p++)
+        for (int q = 0; q < apart; q++) {
+            cvec a[7];
+            for (int i = 0; i < radix; i++) a[i] = get(from + (size_t)CELL * (q + apart * (p + groups * i)));
+            small_transform(radix, sign, a);
+            put(to + (size_t)CELL * (q + apart * radix * p), a[0]);
+            for (int i = 1; i < radix; i++) {
+                const float *turn_by = turns + 2 * (size_t)apart * p * i; /* of the whole circle's steps */
+                put(to + (size_t)CELL * (q + apart * (radix * p + i)), times(a[i], turn_by[0], sign * turn_by[1]));
+            }
+        }
+}
+
+#define PASS(radix) \
+    case radix: \
+        if (backwards) pass(radix, 1.0f, from, to, groups, apart, turns); \
+        else pass(radix, -1.0f, from, to, groups, apart, turns); \
+        break;
+
+/* A transform of `size` places; the result lies in one of the two buffers, which is returned. */
+static float *fourier(float *x, float *y, int size, const float *turns, int backwards) {
+    float *from = x, *to = y;
+    int apart = 1, left = size;
+    while (left > 1) {
+        int radix = left % 4 == 0 ? 4 : left % 2 == 0 ? 2 : left % 3 == 0 ? 3 : left % 5 == 0 ? 5 : 7, groups = left / radix;
+        switch (radix) { PASS(2) PASS(3) PASS(4) PASS(5) PASS(7) }
+        left = groups, apart *= radix;
+        float *swap = from;
+        from = to, to = swap;
+    }
+    return from;
+}
+
+/* P Z + M conj(Z') and its partner at -k, in place. */
+INLINE void meet(float *here, float *there, const float *spectrum) {
+    cvec z = get(here), w = get(there), p = get(spectrum), m = get(spectrum + CELL);
+    cvec out = {p.re * z.re - p.im * z.im + m.re * w.re + m.im * w.im, p.re * z.im + p.im * z.re + m.im * w.re - m.re * w.im};
+    cvec partner = {p.re * w.re + p.im * w.im + m.re * z.re - m.im * z.im,
+                    p.re * w.im - p.im * w.re - m.im * z.re - m.re * z.im};
+    put(here, out), put(there, partner);
+}
+
+/* A column there and back: its transform, the kernel's, and the inverse. With a partner, both. */
+static void columns_task(const struct longconv *at, float *spectra, const float *kernel, float *room, int column, int tall) {
+    int partner = (at->columns - column) % at->columns, rows = at->rows, both = partner != column;
+    size_t size = (size_t)rows * CELL, filled = (size_t)at->height * CELL;
+    float *found[2], *places[2] = {spectra + (size_t)column * tall * CELL, spectra + (size_t)partner * tall * CELL};
+    for (int i = 0; i <= both; i++) {
+        float *x = room + 2 * i * size;
+        memcpy(x, places[i], filled * sizeof(float));
+        memset(x + filled, 0, (size - filled) * sizeof(float));
+        found[i] = fourier(x, x + size, rows, at->row_turns, 0);
+    }
+    if (both) {
+        meet(found[0], found[1], kernel);
+        for (int k = 1; k < rows; k++)
+            meet(found[0] + (size_t)k * CELL, found[1] + (size_t)(rows - k) * CELL, kernel + (size_t)k * 2 * CELL);
+    } else {
+        for (int k = 0; k <= rows / 2; k++)
+            meet(found[0] + (size_t)k * CELL, found[0] + (size_t)((rows - k) % rows) * CELL, kernel + (size_t)k * 2 * CELL);
+    }
+    for (int i = 0; i <= both; i++) {
+        float *x = room + 2 * i * size;
+        float *result = fourier(found[i], found[i] == x ? x + size : x, rows, at->row_turns, 1);
+        memcpy(places[i], result, filled * sizeof(float));
+    }
+}
+
+static int longconv_task(void *about, long index) {
+    const struct longconv *at = about;
+    int image = index % at->images, block = index / at->images;
+    int height = at->height, width = at->width, columns = at->columns, tall = height | 1; /* odd: spread over the cache */
+    int first = block * CELL, here = at->channels - first, real = here < LANES ? here : LANES;
+    int imaginary = here - LANES < 0 ? 0 : here - LANES < LANES ? here - LANES : LANES;
+    size_t work = 4 * (size_t)at->rows * CELL, lines = 2 * (size_t)columns * CELL;
+    float *room = claim((size_t)columns * tall * CELL + (work > lines ? work : lines));
+    if (!room) return 1;
+    float *spectra = room, *line = room + (size_t)columns * tall * CELL;
+    const float *kernel = at->spectrum + (size_t)block * (columns / 2 + 1) * at->rows * 2 * CELL;
+    const float *x = at->x + (size_t)image * height * width * at->channels + first;
+    for (int h = 0; h < height; h++) {
+        for (int w = 0; w < width; w++) {
+            const float *from = x + ((size_t)h * width + w) * at->channels;
+            put(line + (size_t)w * CELL, (cvec){load_some(from, real), load_some(from + LANES, imaginary)});
+        }
+        memset(line + (size_t)width * CELL, 0, (size_t)(columns - width) * CELL * sizeof(float));
+        const float *result = fourier(line, line + (size_t)columns * CELL, columns, at->column_turns, 0);
+        for (int k = 0; k < columns; k++) put(spectra + ((size_t)k * tall + h) * CELL, get(result + (size_t)k * CELL));
+    }
+    for (int k = 0; k <= columns / 2; k++) columns_task(at, spectra, kernel + (size_t)k * at->rows * 2 * CELL, line, k, tall);
+    for (int h = 0; h < height; h++) {
+        for (int k = 0; k < columns; k++) put(line + (size_t)k * CELL, get(spectra + ((size_t)k * tall + h) * CELL));
+        const float *result = fourier(line, line + (size_t)columns * CELL, columns, at->column_turns, 1);
+        for (int w = 0; w < width; w++) {
+            size_t pixel = ((size_t)image * height + h) * width + w;
+            float *to = at->out + pixel * at->channels + first;
+            cvec y = get(result + (size_t)w * CELL);
+            if (at->factor) {
+                const float *factor = at->factor + pixel * at->factor_row + first;
+                y.re *= load_some(factor, real), y.im *= load_some(factor + LANES, imaginary);
+            }
+            store_some(to, y.re, real), store_some(to + LANES, y.im, imaginary);
+        }
+    }
+    free(room);
+    return 0;
+}
+
+static int run_longconv(const struct longconv *at) {
+    long blocks = (at->channels + CELL - 1) / CELL;
+    return share(longconv_task, (void *)at, blocks * at->images, at->threads);
+}

@@ -1,0 +1,204 @@
+/* The mLSTM cell (Vision-LSTM, Eqs. 1-12), chunk by chunk, one head of one image a task, from what the convolution leaves
+to what the last linear layer takes: projections, gates, memory, norm, skip and output gate in one walk.
+
+Exponents are sums over many steps and taken in double precision; only what is left of them becomes a float. */
+
+struct mlstm_room {
+    float *query, *key, *turned, *value; /* chunk x width; turned: width x chunk */
+    float *scores, *output;              /* chunk x chunk, chunk x width */
+    float *memory, *normaliser;          /* width x width, width */
+    double *gain, *decay, *peak;         /* chunk: log input - decay; sum of log forget; largest gain so far */
+    float *weights;                      /* chunk */
+};
+
+INLINE vec turn(vec x, int by) { /* channels of a block of 4, turned by so many places */
+    ivec order;
+    for (int i = 0; i < LANES; i++) order[i] = i / 4 * 4 + (i + by) % 4;
+    return __builtin_shuffle(x, order);
+}
+
+/* out = blocks of 4 x 4 weights times x, for one token and `width` channels. */
+INLINE void project(float *out, const float *x, const float *weights, ptrdiff_t channels, const float *bias, int width,
+                    float scale) {
+    for (int c = 0; c < width; c += LANES) {
+        vec from = load(x + c), result = bias ? load(bias + c) : (vec){0};
+        for (int by = 0; by < 4; by++) result += load(weights + by * channels + c) * turn(from, by);
+        store(out + c, result * scale);
+    }
+}
+
+INLINE float dot(const float *one, const float *other, int width) {
+    vec total[2] = {{0}, {0}};
+    int c = 0;
+    for (; c + 2 * LANES <= width; c += 2 * LANES) {
+        total[0] += load(one + c) * load(other + c);
+        total[1] += load(one + c + LANES) * load(other + c + LANES);
+    }
+    if (c < width) total[0] += load(one + c) * load(other + c);
+    return sum(total[0] + total[1]);
+}
+
+static double log_sigmoid(double x) { return x < 0 ? x - __builtin_log1p(__builtin_exp(x)) : -__builtin_log1p(__builtin_exp(-x)); }
+
+static float bounded_exp(double x) { return (float)__builtin_exp(x > 80 ? 80 : x); }
+
+/* Queries, keys, values and gates of a chunk. */
+static void mlstm_inputs(const struct mlstm *at, const struct mlstm_room *room, long image, int head, int first, int count) {
+    ptrdiff_t channels = (ptrdiff_t)at->heads * at->width, place = (ptrdiff_t)head * at->width;
+    float scale = 1.0f / __builtin_sqrtf((float)at->width);
+    double decay = 0, peak = -1e300;
+    for (int t = 0; t < count; t++) {
+        ptrdiff_t step = (ptrdiff_t)image * at->steps + first + t;
+        const float *source = at->source + step * at->source_row, *values = at->values + step * at->values_row;
+        for (int part = 0; part < 3; part++) {
+            float *to = part == 0 ? room->query : part == 1 ? room->key : room->value;
+            project(to + t * at->width, (part < 2 ? source : values) + place,
+                    at->projections + part * 4 * channels + place, channels,
+                    at->biases ? at->biases + part * channels + place : NULL, at->width, part == 1 ? scale : 1.0f);
+        }
+        double gates[2];
+        for (int g = 0; g < 2; g++) {
+            const float *weights = at->gate_weights + (head * 2 + g) * 2 * channels;
+            gates[g] = (double)dot(source, weights, channels) + dot(values, weights + channels, channels) +
+                       at->gate_biases[head * 2 + g];
+        }
+        decay += log_sigmoid(gates[1]);
+        double gain = gates[0] - decay;
+        if (!(gain <= peak)) peak = gain; /* what is not a number spreads */
+        room->decay[t] = decay, room->gain[t] = gain, room->peak[t] = peak;
+    }
+}
+
+/* Room for rows of a multiple of 16 steps: those behind the last count nothing. */
+static void mlstm_turn_keys(const struct mlstm *at, const struct mlstm_room *room, int count, int stride) {
+    int padded = (count + PANEL - 1) / PANEL * PANEL;
+    for (int c = 0; c < at->width; c++) {
+        float *line = room->turned + (ptrdiff_t)c * stride;
+        for (int t = 0; t < count; t++) line[t] = room->key[(ptrdiff_t)t * at->width + c];
+        for (int t = count; t < padded; t++) line[t] = 0;
+    }
+}
+
+/* exp(gain_j - peak) for the steps up to t, zeros up to a multiple of 16. */
+INLINE void mlstm_weights(const struct mlstm_room *room, double peak, int count, int padded) {
+    float *weights = room->weights;
+    for (int j = 0; j < count; j++) weights[j] = (float)(room->gain[j] - peak);
+    for (int j = count; j < padded; j++) weights[j] = -1000.0f;
+    for (int j = 0; j < padded; j += LANES) {
+        vec exponent = load(weights + j);
+        store(weights + j, choose(exponent < -60.0f, (vec){0}, exponential(exponent)));
+    }
+}
+
+/* What a step gives: its reading, divided, normed over the head, with the skip and behind the output gate. */
+INLINE void mlstm_finish(const struct mlstm *at, float *reading, float share_of_it, ptrdiff_t step, int head) {
+    int width = at->width;
+    ptrdiff_t channels = (ptrdiff_t)at->heads * width, place = (ptrdiff_t)head * width;
+    vec total = {0};
+    for (int c = 0; c < width; c += LANES) {
+        vec x = load(reading + c) * share_of_it;
+        store(reading + c, x);
+        total += x;
+    }
+    float mean = sum(total) / width;
+    vec squares = {0};
+    for (int c = 0; c < width; c += LANES) {
+        vec x = load(reading + c) - mean;
+        squares += x * x;
+    }
+    float over = 1.0f / __builtin_sqrtf(sum(squares) / width + at->norm_eps);
+    const float *source = at->source + step * at->source_row + place, *gate = at->gate + step * at->gate_row + place;
+    float *out = at->out + step * channels + place;
+    for (int c = 0; c < width; c += LANES) {
+        vec x = (load(reading + c) - mean) * over * load(at->norm + place + c);
+        if (at->norm_bias) x += load(at->norm_bias + place + c);
+        x += load(source + c) * load(at->skip + place + c);
+        vec z = load(gate + c);
+        store(out + c, x * z * sigmoid(z));
+    }
+}
+
+static void mlstm_chunk(const struct mlstm *at, const struct mlstm_room *room, long image, int head, int first, int count,
+                        double *level, int begun, int goes_on) {
+    int width = at->width, stride = (at->chunk + PANEL - 1) / PANEL * PANEL;
+    mlstm_inputs(at, room, image, head, first, count);
+    mlstm_turn_keys(at, room, count, stride);
+    for (int row = 0; row < count; row += 4 * TALL) {
+        int rows = count - row < 4 * TALL ? count - row : 4 * TALL;
+        int seen = (row + rows + PANEL - 1) / PANEL * PANEL; /* steps up to the last of these rows */
+        float *scores = room->scores + (ptrdiff_t)row * stride, *query = room->query + (ptrdiff_t)row * width;
+        float sizes[4 * TALL], shares[4 * TALL];
+        multiply(scores, stride, query, width, 1, room->turned, stride, rows, seen, width, 0);
+        for (int t = 0; t < rows; t++) {
+            double peak = room->peak[row + t];
+            if (begun && *level > peak) peak = *level;
+            mlstm_weights(room, peak, row + t + 1, seen);
+            vec total = {0};
+            for (int j = 0; j < seen; j += LANES) {
+                vec score = load(scores + t * stride + j) * load(room->weights + j);
+                store(scores + t * stride + j, score);
+                total += score;
+            }
+            float size = sum(total);
+            if (begun) { /* the state's share, as large as the scores' */
+                double carried = *level - peak;
+                float factor = carried < -60 ? 0 : bounded_exp(carried);
+                size += factor * dot(query + t * width, room->normaliser, width);
+                for (int c = 0; c < width; c += LANES) store(query + t * width + c, load(query + t * width + c) * factor);
+            }
+            float least = bounded_exp(-(room->decay[row + t] + peak));
+            sizes[t] = size < 0 ? -size : size;
+            shares[t] = 1.0f / ((sizes[t] > least ? sizes[t] : sizes[t] != sizes[t] ? sizes[t] : least) + at->eps);
+        }
+        float *output = room->output + (ptrdiff_t)row * width;
+        int deep = row + rows;
+        multiply(output, width, scores, stride, 1, room->value, width, rows, width, deep, 0);
+        if (begun) multiply(output, width, query, width, 1, room->memory, width, rows, width, width, 1);
+        for (int t = 0; t < rows; t++)
+            mlstm_finish(at, output + t * width, shares[t], (ptrdiff_t)image * at->steps + first + row + t, head);
+    }
+    if (!goes_on) return;
+    double peak = room->peak[count - 1], decay = room->decay[count - 1];
+    if (begun && *level > peak) peak = *level;
+    int padded = (count + LANES - 1) / LANES * LANES;
+    mlstm_weights(room, peak, count, padded);
+    float kept = begun && *level - peak > -60 ? bounded_exp(*level - peak) : 0;
+    for (ptrdiff_t c = 0; c < (ptrdiff_t)width * width; c += LANES) store(room->memory + c, load(room->memory + c) * kept);
+    for (int c = 0; c < width; c += LANES) store(room->normaliser + c, load(room->normaliser + c) * kept);
+    for (int t = 0; t < count; t++)
+        for (int c = 0; c < width; c += LANES) {
+            vec key = load(room->key + (ptrdiff_t)t * width + c) * room->weights[t];
+            store(room->key + (ptrdiff_t)t * width + c, key);
+            store(room->normaliser + c, load(room->normaliser + c) + key);
+        }
+    multiply(room->memory, width, room->key, 1, width, room->value, width, width, width, count, 1);
+    *level = decay + peak;
+}
+
+static int mlstm_task(void *about, long index) {
+    const struct mlstm *at = about;
+    int head = index % at->heads, width = at->width, chunk = at->chunk;
+    size_t stride = (chunk + PANEL - 1) / PANEL * PANEL, rows = (size_t)chunk * width;
+    size_t floats = 5 * stride * width + chunk * stride + (size_t)width * width + width + stride + 6 * stride + 64;
+    float *all_room = claim(floats);
+    if (!all_room) return 1;
+    memset(all_room, 0, floats * sizeof(float));
+    struct mlstm_room room = {.gain = (double *)all_room};
+    room.decay = room.gain + stride, room.peak = room.decay + stride;
+    room.query = all_room + 6 * stride;
+    room.key = room.query + rows, room.value = room.key + rows, room.output = room.value + rows;
+    room.turned = room.output + rows, room.scores = room.turned + stride * width;
+    room.memory = room.scores + chunk * stride, room.normaliser = room.memory + (size_t)width * width;
+    room.weights = room.normaliser + width;
+    double level = 0;
+    for (int first = 0; first < at->steps; first += chunk) {
+        int count = at->steps - first < chunk ? at->steps - first : chunk;
+        mlstm_chunk(at, &room, index / at->heads, head, first, count, &level, first > 0, first + count < at->steps);
+    }
+    free(all_room);
+    return 0;
+}
+
+static int run_mlstm(const struct mlstm *at) {
+    return share(mlstm_task, (void *)at, (long)at->images * at->heads, at->threads);
+}

@@ -1,0 +1,70 @@
+"""The mLSTM layer between its linear layers in one walk over the tokens; `mixlab.ops.mlstm` has the references."""
+
+import ctypes
+from ctypes import c_float, c_int, c_ssize_t, c_void_p
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mixlab.native import kernels, pointer
+
+BLOCK = 4  # channels of a block of the query, key and value projections
+WIDTH = 16  # channels of a head come in multiples of it
+CHUNK = 48  # steps that are computed at once
+
+
+class Packed(NamedTuple):
+    """The weights of a cell as the kernel reads them."""
+
+    projections: Tensor  # (3, 4 turns, C)
+    biases: Tensor | None  # (3, C)
+    gate_weights: Tensor  # (heads, 2 gates, 2 sources, C)
+    gate_biases: Tensor  # (heads, 2 gates)
+
+
+class Norm(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+class MlstmAbout(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("source", "values", "gate")),
+        *((name, c_ssize_t) for name in ("source_row", "values_row", "gate_row")),
+        *((name, c_void_p) for name in ("projections", "biases", "gate_weights", "gate_biases")),
+        *((name, c_void_p) for name in ("norm", "norm_bias", "skip", "out")),
+        *((name, c_int) for name in ("images", "steps", "heads", "width", "chunk", "threads")),
+        *((name, c_float) for name in ("eps", "norm_eps")),
+    )
+
+
+def turned(weight: Tensor) -> Tensor:
+    """(blocks, out, in) of blocks of 4 as (4, C): row s has the weight of every channel's s-th neighbour, in a circle."""
+    places = torch.arange(BLOCK, device=weight.device)
+    return torch.stack([weight[:, places, (places + by) % BLOCK].flatten() for by in range(BLOCK)])
+
+
+def run_mlstm(
+    source: Tensor,
+    values: Tensor,
+    gate: Tensor,
+    packed: Packed,
+    norm: Norm,
+    skip: Tensor,
+    *,
+    eps: float,
+    chunk: int | None = None,
+) -> Tensor:
+    """(norm(cell) + skip * source) * silu(gate) of (B, T, C) each."""
+    found, (images, steps, channels), heads = kernels(), source.shape, len(packed.gate_biases)
+    assert found is not None
+    out, width = torch.empty_like(source), channels // heads
+    inputs = [one.contiguous() for one in (source, values, gate)]
+    pointers = [pointer(one) for one in (*packed, norm.weight, norm.bias, skip, out)]
+    size = min(steps, chunk or max(CHUNK, width // 4))
+    sizes = (images, steps, heads, width, size, torch.get_num_threads())
+    about = MlstmAbout(*(map(pointer, inputs)), *[channels] * 3, *pointers, *sizes, eps, norm.eps)
+    found.run("mlstm", about)
+    return out

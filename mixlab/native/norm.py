@@ -1,0 +1,49 @@
+"""Layer norm, also of a product of two, in one pass."""
+
+import ctypes
+from ctypes import c_float, c_int, c_long, c_ssize_t, c_void_p
+
+import torch
+from torch import Tensor
+
+from mixlab.native import kernels, pointer
+
+WIDTH = 16  # channels come in multiples of it
+
+
+class NormAbout(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("one", "other", "weight", "bias", "out")),
+        *((name, c_ssize_t) for name in ("one_row", "other_row")),
+        ("rows", c_long),
+        ("width", c_int),
+        ("threads", c_int),
+        ("eps", c_float),
+    )
+
+
+def norm_of_product(
+    one: Tensor,
+    other: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None = None,
+    *,
+    eps: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    """(B, N, C) with contiguous channels and images; without a weight only the product. `out` may be `one`."""
+    found, (batch, tokens, width) = kernels(), one.shape
+    assert found is not None
+    out = torch.empty(one.shape) if out is None else out
+    pointers = (pointer(part) for part in (one, other, weight, bias, out))
+    rows = (one.stride(1), 0 if other is None else other.stride(1))
+    found.run("norm", NormAbout(*pointers, *rows, batch * tokens, width, torch.get_num_threads(), eps))
+    return out
+
+
+def fits(*parts: Tensor) -> bool:
+    """Whether these (B, N, C) can be walked row by row."""
+    return all(
+        part.shape[-1] % WIDTH == 0 and part.stride(2) == 1 and part.stride(0) == part.shape[1] * part.stride(1)
+        for part in parts
+    )

@@ -1,0 +1,77 @@
+/* Vectors of LANES floats in the way of GNU compilers, and the functions of them that gates need. */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* at any address */
+
+INLINE vec load(const float *from) { return *(const loose *)from; }
+INLINE void store(float *to, vec x) { *(loose *)to = x; }
+INLINE vec all(float x) { return x - (vec){0}; }
+INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+INLINE vec at_least(vec x, float low) { return choose(x < low, all(low), x); } /* what is not a number stays so */
+INLINE vec at_most(vec x, float high) { return choose(x > high, all(high), x); }
+
+/* The first `count` of a vector, where there may be no more. */
+INLINE vec load_some(const float *from, int count) {
+    if (count >= LANES) return load(from);
+    float some[LANES] = {0};
+    if (count > 0) memcpy(some, from, count * sizeof(float));
+    return load(some);
+}
+
+INLINE void store_some(float *to, vec x, int count) {
+    if (count >= LANES) store(to, x);
+    else if (count > 0) {
+        float some[LANES];
+        store(some, x);
+        memcpy(to, some, count * sizeof(float));
+    }
+}
+
+INLINE float sum(vec x) {
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+}
+
+/* e^x within 2 units in the last place; below e^-87 it stays at that, which is nothing to any sum here. */
+INLINE vec exponential(vec x) {
+    x = at_most(at_least(x, -87.0f), 88.0f);
+    const vec magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    vec shifted = x * 1.44269504088896341f + magic;
+    vec whole = shifted - magic;
+    vec rest = x - whole * 0.693359375f;
+    rest = rest - whole * -2.12194440e-4f;
+    vec even = all(1.9875691500e-4f);
+    even = even * rest + 1.3981999507e-3f;
+    even = even * rest + 8.3334519073e-3f;
+    even = even * rest + 4.1665795894e-2f;
+    even = even * rest + 1.6666665459e-1f;
+    even = even * rest + 5.0000001201e-1f;
+    vec result = even * rest * rest + rest + 1.0f;
+    ivec power = ((ivec)shifted - (ivec)magic + 127) << 23;
+    return result * (vec)power;
+}
+
+INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
+
+INLINE vec hyperbolic_tangent(vec x) {
+    vec square = x * x;
+    vec small = all(-5.70498872745e-3f);
+    small = small * square + 2.06390887954e-2f;
+    small = small * square - 5.37397155531e-2f;
+    small = small * square + 1.33314422036e-1f;
+    small = small * square - 3.33332819422e-1f;
+    small = small * square * x + x;
+    vec large = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+    return choose((x < 0.625f) & (x > -0.625f), small, large);
+}
+
+/* Working memory that vectors may lie in; NULL where there is none. */
+INLINE float *claim(size_t floats) { return aligned_alloc(64, (floats * 4 + 127) / 64 * 64); }
