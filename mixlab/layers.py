@@ -12,9 +12,19 @@ from torch.nn.modules.module import _has_any_global_hook
 from mixlab.choices import Choice, Registry
 from mixlab.grid import Grid
 from mixlab.modules import Modules
+from mixlab.native.linear import run_mlp
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
 from mixlab.ops.depthwise import depthwise
-from mixlab.ops.linear import After, is_fast, is_plain_float, linear, needs_gradient, product, rows_in_cache
+from mixlab.ops.linear import (
+    After,
+    is_fast,
+    is_own_product,
+    is_plain_float,
+    linear,
+    needs_gradient,
+    product,
+    rows_in_cache,
+)
 from mixlab.ops.mlp import Inner, mlp
 from mixlab.ops.norms import global_norm
 
@@ -23,7 +33,7 @@ NORMS: Registry[Callable[..., nn.Module]] = Registry("norm")
 SCALINGS: Registry[Callable[..., "Scaling"]] = Registry("branch scaling")
 
 ActivationChoice = Annotated[Choice, ACTIVATIONS]
-Folded = tuple[Callable[[Tensor], Tensor], Tensor, Tensor | None]
+Folded = tuple[Callable[[Tensor], Tensor] | None, Tensor, Tensor | None]
 NormChoice = Annotated[Choice, NORMS]
 ScalingChoice = Annotated[Choice, SCALINGS]
 
@@ -75,17 +85,18 @@ def linear_for_fusion(layer: nn.Linear, x: Tensor) -> Tensor:
 class Activation(nn.Module):
     """An elementwise function that knows the cheapest ways out of a linear layer in front and into one behind.
 
-    It is what a linear layer does in the same pass (`after`), then `finish`. A class with a forward of its own and
-    without one of these does not inherit it.
+    It is what a linear layer does in the same pass (`after`), then `finish` unless that is `complete`. A class with a
+    forward of its own and without one of these does not inherit it.
     """
 
     after: After = "none"
+    complete: bool = False
     inner: Inner | None = None  # what is left of it between two layers when `folded`, for the gradient of them all
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "forward" in vars(cls):
-            for name in ("after", "inner", "finish", "folded", "fused_into"):
+            for name in ("after", "complete", "inner", "finish", "folded", "fused_into"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Activation)[name])
 
@@ -96,7 +107,8 @@ class Activation(nn.Module):
     def behind(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """self(layer(x))"""
         if self.is_fast() and is_own(layer) and not torch.is_grad_enabled() and is_fast(x, layer.weight, layer.bias):
-            return self.finish(product(x, layer.weight, layer.bias, self.after))
+            found = product(x, layer.weight, layer.bias, self.after)
+            return found if self.complete else self.finish(found)
         return self(through(layer, x))
 
     def is_fast(self) -> bool:
@@ -104,8 +116,8 @@ class Activation(nn.Module):
         return is_plain(self) and all(is_plain_float(one) for one in self.parameters())
 
     def unfolded(self, behind: nn.Linear) -> Folded:
-        """`finish`, and weight and bias of the layer behind."""
-        return self.finish, behind.weight, behind.bias
+        """What is left to do behind `after`, and weight and bias of the layer behind."""
+        return None if self.complete else self.finish, behind.weight, behind.bias
 
     def folded(self, behind: nn.Linear) -> Folded:
         """The same, where a part of `finish` may have moved into the layer behind."""
@@ -136,10 +148,8 @@ class DepthwiseConv(nn.Conv2d):
 
 @ACTIVATIONS.register("relu")
 class ReLU(Activation):
-    inner = "relu"
-
-    def finish(self, x: Tensor) -> Tensor:
-        return x.relu_()
+    after = inner = "relu"
+    complete = True
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x)
@@ -151,9 +161,7 @@ class ReLU(Activation):
 @ACTIVATIONS.register("gelu")
 class GELU(Activation):
     after = inner = "gelu"
-
-    def finish(self, x: Tensor) -> Tensor:
-        return x
+    complete = True
 
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(x)
@@ -164,10 +172,8 @@ class GELU(Activation):
 
 @ACTIVATIONS.register("squared_relu")
 class SquaredReLU(Activation):
-    inner = "squared_relu"
-
-    def finish(self, x: Tensor) -> Tensor:
-        return squared_relu_(x)
+    after = inner = "squared_relu"
+    complete = True
 
     def forward(self, x: Tensor) -> Tensor:
         return squared_relu(x).to(x.dtype)
@@ -190,7 +196,7 @@ class StarReLUOptions:
 class StarReLU(Activation):
     """scale * relu(x)^2 + bias, both shared by all channels (MetaFormer, Eq. 15)."""
 
-    inner = "squared_relu"
+    after = inner = "squared_relu"
 
     def __init__(self, scale: float, bias: float, learn_scale: bool, learn_bias: bool) -> None:
         super().__init__()
@@ -201,19 +207,14 @@ class StarReLU(Activation):
         return star_relu(x, self.scale, self.bias)
 
     def finish(self, x: Tensor) -> Tensor:
-        x.relu_()
-        return torch.addcmul(self.bias, x, x, value=self.scale.item(), out=x)
+        return x.mul_(self.scale).add_(self.bias)
 
     def folded(self, behind: nn.Linear) -> "Folded":
         shift = self.bias * behind.weight.sum(1)  # W (s r^2 + b) = (s W) r^2 + b W 1
-        return squared_relu_, behind.weight * self.scale, shift if behind.bias is None else shift + behind.bias
+        return None, behind.weight * self.scale, shift if behind.bias is None else shift + behind.bias
 
     def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
         return star_relu_linear(x, self.scale, self.bias, layer.weight, layer.bias, overwrite=overwrite)
-
-
-def squared_relu_(x: Tensor) -> Tensor:
-    return x.relu_().square_()
 
 
 def activation(choice: Choice) -> Activation:
@@ -292,9 +293,12 @@ class Mlp(nn.Module):
         rows = tokens.reshape(-1, tokens.shape[-1])
         step = rows_in_cache(len(rows), self.fc1.out_features)
         finish, weight, bias = (self.act.folded if self.is_large(tokens) else self.act.unfolded)(self.fc2)
+        if finish is None and is_own_product(tokens, self.fc1.weight) and weight.is_contiguous():
+            return run_mlp(tokens, self.fc1.weight, self.fc1.bias, weight, bias, self.act.after)
 
         def of(some: Tensor) -> Tensor:
-            return product(finish(product(some, self.fc1.weight, self.fc1.bias, self.act.after)), weight, bias)
+            hidden = product(some, self.fc1.weight, self.fc1.bias, self.act.after)
+            return product(hidden if finish is None else finish(hidden), weight, bias)
 
         if step == len(rows):
             return of(rows).unflatten(0, tokens.shape[:-1])

@@ -128,7 +128,6 @@ class Recurrent2d(Mixer):
         mixed = mixed.flatten(1, 2)  # (B, H*W, width)
         return grid.behind_zeros(mixed if self.fusion is None else through(self.fusion, mixed))
 
-
     def may_run(self, image: Tensor) -> bool:
         layers = [layer for layer in (self.vertical, self.horizontal) if layer is not None]
         return all(layer.may_run(image) for layer in layers)

@@ -63,6 +63,8 @@ int share(task work, void *about, long count, int threads) {
     return crew.failed;
 }
 
+EXPORT int mixlab_linear(const struct linear *at) { return chosen->linear(at); }
+EXPORT int mixlab_mlp(struct mlp *at) { return chosen->mlp(at); }
 EXPORT int mixlab_lstm(const struct lstms *at) { return chosen->lstm(at); }
 EXPORT int mixlab_mlstm(const struct mlstm *at) { return chosen->mlstm(at); }
 EXPORT int mixlab_longconv(const struct longconv *at) { return chosen->longconv(at); }

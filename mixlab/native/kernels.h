@@ -59,8 +59,27 @@ struct norm {
     float eps;
 };
 
+/* out = f(left right + bias) */
+struct linear {
+    const float *left, *right, *bias; /* rows x depth, depth x columns, columns or NULL */
+    float *packed, *out;              /* packed: room for depth x columns rounded up to 16, or NULL */
+    ptrdiff_t left_row, left_column, right_row, out_row;
+    long rows, groups;
+    int columns, depth;
+    int right_turned; /* it lies there as columns x depth */
+    int after, threads;
+};
+
+/* Two of them, one behind the other; `left` of the second and `out` of the first are not used. */
+struct mlp {
+    struct linear first, second;
+    long tasks;
+};
+
 struct kernels {
     int lanes;
+    int (*mlp)(struct mlp *);
+    int (*linear)(const struct linear *);
     int (*lstm)(const struct lstms *);
     int (*mlstm)(const struct mlstm *);
     int (*longconv)(const struct longconv *);

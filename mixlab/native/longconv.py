@@ -45,7 +45,9 @@ def convolve_maps(x: Tensor, spectrum: Tensor, columns: int, factor: Tensor | No
     sizes = (images, height, width, channels, rows, columns)
     turns = (turns_of(rows).data_ptr(), turns_of(columns).data_ptr(), torch.get_num_threads())
     row = 0 if factor is None else factor.stride(1) // width
-    found.run("longconv", LongConvAbout(pointer(x), pointer(spectrum), pointer(factor), pointer(out), row, *sizes, *turns))
+    found.run(
+        "longconv", LongConvAbout(pointer(x), pointer(spectrum), pointer(factor), pointer(out), row, *sizes, *turns)
+    )
     return out
 
 

@@ -41,7 +41,7 @@ class MlstmAbout(ctypes.Structure):
 
 
 def turned(weight: Tensor) -> Tensor:
-    """(blocks, out, in) of blocks of 4 as (4, C): row s has the weight of every channel's s-th neighbour, in a circle."""
+    """(blocks, out, in) of blocks of 4 as (4, C): row s has every channel's weight of its s-th neighbour."""
     places = torch.arange(BLOCK, device=weight.device)
     return torch.stack([weight[:, places, (places + by) % BLOCK].flatten() for by in range(BLOCK)])
 

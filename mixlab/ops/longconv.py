@@ -100,10 +100,8 @@ def prepare(kernel: Tensor, spans: tuple[Span, ...], form: Form) -> Prepared:
         return Prepared(form, spans, FORMS[form][0](kernel, spans))
 
 
-def convolve(
-    x: Tensor, prepared: Prepared, bias: Tensor | None = None, *, factor: Tensor | None = None
-) -> Tensor:
-    """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x; times a factor per output."""
+def convolve(x: Tensor, prepared: Prepared, bias: Tensor | None = None, *, factor: Tensor | None = None) -> Tensor:
+    """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x, times a factor."""
     if prepared.form == "native" and bias is None:
         return convolve_native(x, prepared.kernel, prepared.spans, factor)
     double = torch.float64 in (x.dtype, prepared.kernel.dtype) or prepared.kernel.dtype is torch.complex128
@@ -281,9 +279,7 @@ def prepare_native(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     return pack_spectrum(torch.fft.rfftn(placed, sizes, (0, 1), norm="forward"))
 
 
-def convolve_native(
-    x: Tensor, kernel: Tensor, spans: tuple[Span, ...], factor: Tensor | None = None
-) -> Tensor:
+def convolve_native(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], factor: Tensor | None = None) -> Tensor:
     if len(spans) == 1:
         factor = None if factor is None else factor[:, :, None]
         return convolve_maps(x.contiguous()[:, :, None], kernel, 1, factor)[:, :, 0]

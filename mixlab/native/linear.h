@@ -1,0 +1,224 @@
+/* Products of large matrices: out (m x n) = f(left (m x k) right (k x n) + bias), right packed into panels of 16 columns.
+
+A panel's part of DEEP rows stays in the first cache while it meets the rows of a task, whose part of `left` stays in the
+second. */
+#define DEEP 384
+#define ROWS_AT_ONCE (16 * TALL)
+
+enum { NOTHING, GELU, RELU, SQUARED_RELU, SILU };
+
+/* erf as a quotient of polynomials, within 2 units in the last place of 1. */
+INLINE vec error_function(vec x) {
+    x = at_most(at_least(x, -4.0f), 4.0f);
+    vec square = x * x, over = all(-2.72614225801306e-10f), under = all(-1.45660718464996e-05f);
+    over = over * square + 2.77068142495902e-08f;
+    over = over * square - 2.10102402082508e-06f;
+    over = over * square - 5.69250639462346e-05f;
+    over = over * square - 7.34990630326855e-04f;
+    over = over * square - 2.95459980854025e-03f;
+    over = over * square - 1.60960333262415e-02f;
+    under = under * square - 2.13374055278905e-04f;
+    under = under * square - 1.68282697438203e-03f;
+    under = under * square - 7.37332916720468e-03f;
+    under = under * square - 1.42647390514189e-02f;
+    return x * over / under;
+}
+
+INLINE vec activated(vec x, int after) {
+    if (after == GELU) return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
+    if (after == RELU) return at_least(x, 0.0f);
+    if (after == SQUARED_RELU) {
+        x = at_least(x, 0.0f);
+        return x * x;
+    }
+    return after == SILU ? x * sigmoid(x) : x;
+}
+
+/* LANES x LANES numbers with rows and columns exchanged. */
+INLINE void exchange(vec *rows) {
+    for (int far = LANES / 2; far; far /= 2)
+        for (int i = 0; i < LANES; i++)
+            if (!(i & far)) {
+                ivec low, high;
+                for (int lane = 0; lane < LANES; lane++) {
+                    low[lane] = lane & far ? LANES + lane - far : lane;
+                    high[lane] = lane & far ? LANES + lane : lane + far;
+                }
+                vec one = __builtin_shuffle(rows[i], rows[i + far], low);
+                rows[i + far] = __builtin_shuffle(rows[i], rows[i + far], high);
+                rows[i] = one;
+            }
+}
+
+static void pack(const struct linear *at, long panel, float *to) {
+    int first = panel * PANEL, valid = at->columns - first < PANEL ? at->columns - first : PANEL;
+    if (!at->right_turned) {
+        const float *from = at->right + first;
+        for (int k = 0; k < at->depth; k++)
+            for (int part = 0; part < PANEL; part += LANES)
+                store(to + k * PANEL + part, load_some(from + k * at->right_row + part, valid - part));
+        return;
+    }
+    const float *from = at->right + first * at->right_row;
+    for (int part = 0; part < PANEL; part += LANES) {
+        int k = 0;
+        if (valid - part >= LANES)
+            for (; k + LANES <= at->depth; k += LANES) {
+                vec rows[LANES];
+                for (int i = 0; i < LANES; i++) rows[i] = load(from + (part + i) * at->right_row + k);
+                exchange(rows);
+                for (int i = 0; i < LANES; i++) store(to + (k + i) * PANEL + part, rows[i]);
+            }
+        for (; k < at->depth; k++)
+            for (int i = 0; i < LANES; i++) to[k * PANEL + part + i] = part + i < valid ? from[(part + i) * at->right_row + k] : 0;
+    }
+}
+
+/* As `tile`, from the bias on where it begins and through the activation where it ends; out may be narrower than a panel. */
+INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
+                        const float *panel, int depth, const float *bias, int begins, int ends, int after, int valid) {
+    vec sums[TALL][PARTS];
+    for (int i = 0; i < rows; i++)
+        for (int p = 0; p < PARTS; p++)
+            sums[i][p] = !begins ? load_some(out + i * out_row + p * LANES, valid - p * LANES)
+                         : bias  ? load_some(bias + p * LANES, valid - p * LANES)
+                                 : (vec){0};
+    for (int k = 0; k < depth; k++) {
+        vec line[PARTS];
+        for (int p = 0; p < PARTS; p++) line[p] = load(panel + k * PANEL + p * LANES);
+        for (int i = 0; i < rows; i++) {
+            vec factor = all(left[i * left_row + k * left_column]);
+            for (int p = 0; p < PARTS; p++) sums[i][p] += factor * line[p];
+        }
+    }
+    if (ends && after != NOTHING)
+        for (int i = 0; i < rows; i++)
+            for (int p = 0; p < PARTS; p++) sums[i][p] = activated(sums[i][p], after);
+    for (int i = 0; i < rows; i++)
+        for (int p = 0; p < PARTS; p++) store_some(out + i * out_row + p * LANES, sums[i][p], valid - p * LANES);
+}
+
+#define LINEAR_TILE(rows) \
+    case rows: \
+        linear_tile(rows, out, out_row, left, left_row, left_column, panel, depth, bias, begins, ends, after, valid); \
+        break;
+
+INLINE void linear_rows(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row,
+                        ptrdiff_t left_column, const float *panel, int depth, const float *bias, int begins, int ends,
+                        int after, int valid) {
+    switch (rows) {
+        LINEAR_TILE(1) LINEAR_TILE(2) LINEAR_TILE(3) LINEAR_TILE(4) LINEAR_TILE(5) LINEAR_TILE(6)
+#if TALL > 6
+        LINEAR_TILE(7) LINEAR_TILE(8) LINEAR_TILE(9) LINEAR_TILE(10) LINEAR_TILE(11) LINEAR_TILE(12)
+#endif
+    }
+}
+
+/* Some rows of the product times some panels. */
+INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
+                        const float *packed, int depth, const float *bias, int after, int rows, int columns) {
+    for (int from = 0; from < depth; from += DEEP) {
+        int deep = depth - from < DEEP ? depth - from : DEEP, ends = from + deep == depth;
+        for (int column = 0; column < columns; column += PANEL) {
+            const float *panel = packed + (size_t)column * depth + (size_t)from * PANEL;
+            int valid = columns - column < PANEL ? columns - column : PANEL;
+            for (int row = 0; row < rows; row += TALL) {
+                int some = rows - row < TALL ? rows - row : TALL;
+                const float *part = left + row * left_row + from * left_column;
+                float *place = out + row * out_row + column;
+                const float *start = bias ? bias + column : NULL;
+                if (some == TALL && valid == PANEL)
+                    linear_tile(TALL, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, after, PANEL);
+                else
+                    linear_rows(some, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, after, valid);
+            }
+        }
+    }
+}
+
+#define AFTER(kind) \
+    case kind: linear_part(out, out_row, left, left_row, left_column, packed, depth, bias, kind, rows, columns); break;
+
+static void linear_after(float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
+                         const float *packed, int depth, const float *bias, int after, int rows, int columns) {
+    switch (after) { AFTER(NOTHING) AFTER(GELU) AFTER(RELU) AFTER(SQUARED_RELU) AFTER(SILU) }
+}
+
+static int linear_task(void *about, long index) {
+    const struct linear *at = about;
+    long group = index % at->groups, block = index / at->groups;
+    long panels = (at->columns + PANEL - 1) / PANEL, first = panels * group / at->groups * PANEL;
+    long end = panels * (group + 1) / at->groups * PANEL, row = block * ROWS_AT_ONCE;
+    if (end > at->columns) end = at->columns;
+    int rows = at->rows - row < ROWS_AT_ONCE ? at->rows - row : ROWS_AT_ONCE;
+    linear_after(at->out + row * at->out_row + first, at->out_row, at->left + row * at->left_row, at->left_row,
+                 at->left_column, at->packed + (size_t)first * at->depth, at->depth, at->bias ? at->bias + first : NULL,
+                 at->after, rows, end - first);
+    return 0;
+}
+
+static int pack_task(void *about, long panel) {
+    const struct linear *at = about;
+    pack(at, panel, at->packed + (size_t)panel * at->depth * PANEL);
+    return 0;
+}
+
+/* Few rows: panels are packed by the thread that uses them, and never leave its cache. */
+static int linear_panels_task(void *about, long index) {
+    const struct linear *at = about;
+    long panels = (at->columns + PANEL - 1) / PANEL, panel = panels * index / at->groups, end = panels * (index + 1) / at->groups;
+    float *packed = claim((size_t)(end - panel) * at->depth * PANEL);
+    if (!packed) return 1;
+    for (long i = panel; i < end; i++) pack(at, i, packed + (size_t)(i - panel) * at->depth * PANEL);
+    int first = panel * PANEL, columns = end * PANEL < at->columns ? (end - panel) * PANEL : at->columns - first;
+    linear_after(at->out + first, at->out_row, at->left, at->left_row, at->left_column, packed, at->depth,
+                 at->bias ? at->bias + first : NULL, at->after, at->rows, columns);
+    free(packed);
+    return 0;
+}
+
+static int run_linear(const struct linear *given) {
+    struct linear at = *given;
+    long panels = (at.columns + PANEL - 1) / PANEL, blocks = (at.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    if (!at.packed) {
+        at.groups = panels >= 32 * at.threads / 2 ? panels / 4 : panels >= 8 * at.threads ? panels / 2 : panels;
+        return share(linear_panels_task, &at, at.groups, at.threads);
+    }
+    share(pack_task, &at, panels, at.threads);
+    at.groups = 1; /* of panels, so that there is work for every thread */
+    while (blocks * at.groups < 6 * at.threads && at.groups < panels) at.groups++;
+    return share(linear_task, &at, blocks * at.groups, at.threads);
+}
+
+/* Two layers and what lies between them: as many rows a task as leave the hidden layer in the second cache. */
+#define HIDDEN_AT_ONCE 98304
+
+static int mlp_pack_task(void *about, long panel) {
+    struct mlp *at = about;
+    long first = (at->first.columns + PANEL - 1) / PANEL;
+    return panel < first ? pack_task(&at->first, panel) : pack_task(&at->second, panel - first);
+}
+
+static int mlp_task(void *about, long index) {
+    const struct mlp *at = about;
+    const struct linear *first = &at->first, *second = &at->second;
+    long row = first->rows * index / at->tasks, rows = first->rows * (index + 1) / at->tasks - row;
+    int width = (first->columns + PANEL - 1) / PANEL * PANEL;
+    float *hidden = claim((size_t)rows * width);
+    if (!hidden) return 1;
+    linear_after(hidden, width, first->left + row * first->left_row, first->left_row, 1, first->packed, first->depth,
+                 first->bias, first->after, rows, first->columns);
+    linear_after(second->out + row * second->out_row, second->out_row, hidden, width, 1, second->packed, second->depth,
+                 second->bias, second->after, rows, second->columns);
+    free(hidden);
+    return 0;
+}
+
+static int run_mlp(struct mlp *at) {
+    long panels = (at->first.columns + PANEL - 1) / PANEL + (at->second.columns + PANEL - 1) / PANEL;
+    long rows = HIDDEN_AT_ONCE / at->first.columns / TALL * TALL;
+    rows = rows < 4 * TALL ? 4 * TALL : rows > ROWS_AT_ONCE ? ROWS_AT_ONCE : rows;
+    at->tasks = (at->first.rows + rows - 1) / rows;
+    share(mlp_pack_task, at, panels, at->first.threads);
+    return share(mlp_task, at, at->tasks, at->first.threads);
+}

@@ -1,0 +1,103 @@
+"""Linear layers with what follows them in one pass; `mixlab.ops.linear` has the reference."""
+
+import ctypes
+import math
+from ctypes import c_int, c_long, c_ssize_t, c_void_p
+
+import torch
+from torch import Tensor
+
+from mixlab.native import kernels, pointer
+
+PANEL = 16
+FEW = 480  # rows up to which a panel of the weight is packed where it is used
+AFTER = ("none", "gelu", "relu", "squared_relu", "silu")
+
+
+class LinearAbout(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("left", "right", "bias", "packed", "out")),
+        *((name, c_ssize_t) for name in ("left_row", "left_column", "right_row", "out_row")),
+        ("rows", c_long),
+        ("groups", c_long),
+        *((name, c_int) for name in ("columns", "depth", "right_turned", "after", "threads")),
+    )
+
+
+class MlpAbout(ctypes.Structure):
+    _fields_ = (("first", LinearAbout), ("second", LinearAbout), ("tasks", c_long))
+
+
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether rows of x and rows or columns of the weight (out, in) can be walked."""
+    return x.is_contiguous() and 1 in weight.stride()
+
+
+def run_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, after: str = "none", out: Tensor | None = None
+) -> Tensor:
+    """f(x W^T + b) of (..., in) and (out, in)."""
+    columns, depth = weight.shape
+    out = x.new_empty(*x.shape[:-1], columns) if out is None else out
+    turned = weight.stride(1) == 1
+    strides = (depth, 1, weight.stride(0) if turned else weight.stride(1), columns)
+    rows = math.prod(x.shape[:-1])
+    multiply(x, weight, bias, out, strides, (rows, columns, depth), turned=turned, after=after)
+    return out
+
+
+def gradient_of_weight(gradient: Tensor, x: Tensor) -> Tensor:
+    """gradient^T x of (N, out) and (N, in), both contiguous."""
+    (depth, rows), columns = gradient.shape, x.shape[1]
+    out = x.new_empty(rows, columns)
+    multiply(gradient, x, None, out, (1, rows, columns, columns), (rows, columns, depth), turned=False)
+    return out
+
+
+def run_mlp(x: Tensor, first: Tensor, bias: Tensor | None, second: Tensor, offset: Tensor | None, after: str) -> Tensor:
+    """f(x A^T + a) B^T + b of (..., in); the weights (hidden, in) and (out, hidden) are contiguous."""
+    found, (hidden, depth), columns = kernels(), first.shape, len(second)
+    assert found is not None
+    out, rows = x.new_empty(*x.shape[:-1], columns), math.prod(x.shape[:-1])
+    packed = [x.new_empty(-(-len(weight) // PANEL) * PANEL * weight.shape[1]) for weight in (first, second)]
+    about = MlpAbout(
+        describe(x, first, bias, packed[0], None, (depth, 1, depth, hidden), (rows, hidden, depth), True, after),
+        describe(None, second, offset, packed[1], out, (hidden, 1, hidden, columns), (rows, columns, hidden), True),
+        0,
+    )
+    found.run("mlp", about)
+    return out
+
+
+def multiply(
+    left: Tensor,
+    right: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    strides: tuple[int, int, int, int],
+    sizes: tuple[int, int, int],
+    *,
+    turned: bool,
+    after: str = "none",
+) -> None:
+    found, (rows, columns, depth) = kernels(), sizes
+    assert found is not None
+    packed = left.new_empty(-(-columns // PANEL) * PANEL * depth) if rows > FEW else None
+    found.run("linear", describe(left, right, bias, packed, out, strides, sizes, turned, after))
+
+
+def describe(
+    left: Tensor | None,
+    right: Tensor,
+    bias: Tensor | None,
+    packed: Tensor | None,
+    out: Tensor | None,
+    strides: tuple[int, int, int, int],
+    sizes: tuple[int, int, int],
+    turned: bool,
+    after: str = "none",
+) -> LinearAbout:
+    """`strides`: of the rows and columns of `left`, and of the rows of `right` and `out`."""
+    rows, columns, depth = sizes
+    numbers = (rows, 1, columns, depth, turned, AFTER.index(after), torch.get_num_threads())
+    return LinearAbout(*map(pointer, (left, right, bias, packed, out)), *strides, *numbers)
