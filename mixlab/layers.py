@@ -16,6 +16,7 @@ from mixlab.native.linear import run_mlp
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.linear import (
+    TWO,
     After,
     is_fast,
     is_own_product,
@@ -293,7 +294,7 @@ class Mlp(nn.Module):
         rows = tokens.reshape(-1, tokens.shape[-1])
         step = rows_in_cache(len(rows), self.fc1.out_features)
         finish, weight, bias = (self.act.folded if self.is_large(tokens) else self.act.unfolded)(self.fc2)
-        if finish is None and is_own_product(tokens, self.fc1.weight) and weight.is_contiguous():
+        if finish is None and len(rows) >= TWO and is_own_product(tokens, self.fc1.weight) and weight.is_contiguous():
             return run_mlp(tokens, self.fc1.weight, self.fc1.bias, weight, bias, self.act.after)
 
         def of(some: Tensor) -> Tensor:

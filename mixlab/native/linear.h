@@ -34,20 +34,50 @@ INLINE vec activated(vec x, int after) {
     return after == SILU ? x * sigmoid(x) : x;
 }
 
-/* LANES x LANES numbers with rows and columns exchanged. */
+/* Of four numbers each: a0 b0 a1 b1 or a2 b2 a3 b3, in pairs a0 a1 b0 b1 or a2 a3 b2 b3. */
+INLINE vec interleaved(vec one, vec other, int second, int pairs) {
+    ivec order;
+    for (int lane = 0; lane < LANES; lane++) {
+        int start = lane / 4 * 4 + 2 * second, place = lane % 4;
+        order[lane] = pairs ? start + place % 2 + (place >= 2 ? LANES : 0) : start + place / 2 + (place % 2 ? LANES : 0);
+    }
+    return __builtin_shuffle(one, other, order);
+}
+
+INLINE vec from_far(vec one, vec other, int far, int second) {
+    ivec order;
+    for (int lane = 0; lane < LANES; lane++) order[lane] = (lane & far ? LANES + lane - far : lane) + second * far;
+    return __builtin_shuffle(one, other, order);
+}
+
+INLINE void exchange_far(vec *rows, int far) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (!(i & far)) {
+            vec one = from_far(rows[i], rows[i + far], far, 0);
+            rows[i + far] = from_far(rows[i], rows[i + far], far, 1);
+            rows[i] = one;
+        }
+}
+
+/* LANES x LANES numbers with rows and columns exchanged: within fours, then between them. */
 INLINE void exchange(vec *rows) {
-    for (int far = LANES / 2; far; far /= 2)
-        for (int i = 0; i < LANES; i++)
-            if (!(i & far)) {
-                ivec low, high;
-                for (int lane = 0; lane < LANES; lane++) {
-                    low[lane] = lane & far ? LANES + lane - far : lane;
-                    high[lane] = lane & far ? LANES + lane : lane + far;
-                }
-                vec one = __builtin_shuffle(rows[i], rows[i + far], low);
-                rows[i + far] = __builtin_shuffle(rows[i], rows[i + far], high);
-                rows[i] = one;
-            }
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES; i += 4) {
+        vec near[4];
+        for (int half = 0; half < 2; half++)
+            for (int pair = 0; pair < 2; pair++)
+                near[2 * half + pair] = interleaved(rows[i + 2 * half], rows[i + 2 * half + 1], pair, 0);
+        for (int pair = 0; pair < 2; pair++)
+            for (int side = 0; side < 2; side++)
+                rows[i + 2 * pair + side] = interleaved(near[pair], near[2 + pair], side, 1);
+    }
+#if LANES > 4
+    exchange_far(rows, 4);
+#endif
+#if LANES > 8
+    exchange_far(rows, 8);
+#endif
 }
 
 static void pack(const struct linear *at, long panel, float *to) {

@@ -34,10 +34,15 @@ INLINE void store_some(float *to, vec x, int count) {
     }
 }
 
+/* The sum of a vector: halves upon halves. */
 INLINE float sum(vec x) {
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
-    return total;
+#if LANES == 16
+    x += __builtin_shuffle(x, (ivec){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+    x += __builtin_shuffle(x, (ivec){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+#elif LANES == 8
+    x += __builtin_shuffle(x, (ivec){4, 5, 6, 7, 0, 1, 2, 3});
+#endif
+    return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
 /* e^x within 2 units in the last place; below e^-87 it stays at that, which is nothing to any sum here. */
@@ -57,6 +62,19 @@ INLINE vec exponential(vec x) {
     vec result = even * rest * rest + rest + 1.0f;
     ivec power = ((ivec)shifted - (ivec)magic + 127) << 23;
     return result * (vec)power;
+}
+
+/* log(sigmoid(x)); the logarithm of 1 + y as 2 artanh(y / (2 + y)), exact for small y. */
+INLINE vec log_sigmoid(vec x) {
+    vec y = exponential(choose(x < 0.0f, x, -x)), s = y / (2.0f + y), square = s * s;
+    vec series = all(1.0f / 13);
+    series = series * square + 1.0f / 11;
+    series = series * square + 1.0f / 9;
+    series = series * square + 1.0f / 7;
+    series = series * square + 1.0f / 5;
+    series = series * square + 1.0f / 3;
+    series = series * square + 1.0f;
+    return choose(x < 0.0f, x, (vec){0}) - 2.0f * s * series;
 }
 
 INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }

@@ -1,8 +1,8 @@
 """Linear layers on a CPU: oneDNN's product or our own instead of the BLAS's, with an activation in the same pass.
 
 On the machine of the performance notes oneDNN reaches 85 to 105 billion multiply-accumulates per second where
-`F.linear` reaches 55 to 95, most where there are few rows; with many rows our own is faster by a tenth. Whatever else
-follows the arithmetic (a compiler, a tracer, autocast, counters) gets `F.linear`.
+`F.linear` reaches 55 to 95, most where there are few rows; our own is faster by up to a quarter. Whatever else follows
+the arithmetic (a compiler, a tracer, autocast, counters) gets `F.linear`.
 """
 
 from typing import Any, Literal
@@ -18,8 +18,9 @@ from mixlab.native import linear as native
 After = Literal["none", "gelu", "squared_relu", "relu", "silu"]
 LEAST = 16  # outputs of a layer from which training it takes the fast way
 IN_CACHE = 5 * 2**19  # bytes of an intermediate result that caches of two cores hold
-MANY = 480  # rows from which our own product is faster, with vectors of
+MANY = 16  # rows from which our own product is faster, with vectors of
 LANES = 8
+TWO = 480  # rows from which two layers are computed together
 HAS_OPERATOR = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
