@@ -145,11 +145,11 @@ def optimize(
 ) -> Optimized:
     """A copy of a model for fast inference on batches like the example; the model itself is left alone.
 
-    Factors are folded into linear layers, weights are packed as oneDNN wants them (float32 on a CPU), and the blocks
-    are compiled where there is a compiler, identical ones sharing a graph: the fastest of these forms and the original
-    is what comes back. `compile` False leaves that out, True insists on it. A form whose scores differ by more than
-    `bound` of the largest score is not taken; by default that is 1e-4, and more for shorter floats than float32. What
-    was done, and the gain, is in `report`.
+    Factors are folded into linear layers; on top of that, weights are packed as oneDNN wants them (float32 on a CPU),
+    or the blocks are compiled where there is a compiler, identical ones sharing a graph: the fastest of these forms and
+    the original is what comes back. `compile` False leaves that out, True insists on it. A form whose scores differ by
+    more than `bound` of the largest score is not taken; by default that is 1e-4, and more for shorter floats than
+    float32. What was done, and the gain, is in `report`.
     """
     check(model, example, compile, bound)
     tell = say or (lambda _: None)
@@ -200,11 +200,16 @@ def makers(model: Backbone, example: Tensor, compile: bool | None, tell: Say) ->
         return own, fold(own) if example.dtype in (torch.float32, torch.float64) else []
 
     def eager() -> Attempt:
-        tell("folding and packing")
+        tell("folding")
+        own, steps = folded()
+        return Attempt(Optimized(own), tuple(steps))
+
+    def packed() -> Attempt | str:
+        tell("packing")
         own, steps = folded()
         if count := pack(own):
-            steps.append(f"weights of {count} linear layers packed once for all calls")
-        return Attempt(Optimized(own), tuple(steps))
+            return Attempt(Optimized(own), (*steps, f"weights of {count} linear layers packed once for all calls"))
+        return "no weights to pack"
 
     def compiled() -> Attempt | str:
         tell("compiling")
@@ -221,7 +226,7 @@ def makers(model: Backbone, example: Tensor, compile: bool | None, tell: Say) ->
         return Attempt(fast, (*steps, f"blocks compiled in {seconds:.0f} s"), seconds)
 
     wanted = compile or (compile is None and can_compile(example))
-    return {"eager": eager, **({"compiled": compiled} if wanted else {})}
+    return {"eager": eager, "packed": packed, **({"compiled": compiled} if wanted else {})}
 
 
 def measure(models: Mapping[str, Optimized], example: Tensor) -> dict[str, float]:

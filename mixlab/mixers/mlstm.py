@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -173,7 +173,7 @@ class Mlstm(Keeper, Mixer):
         self.norm = HeadNorm(inner, heads, bias=bias)
         self.skip = nn.Parameter(torch.ones(inner))
         self.down = nn.Linear(inner, dim, bias=bias)
-        self.kept: Kept[Ready | Packed] = Kept()
+        self.kept: Kept[Any] = Kept()
         self.initialise(dim, std)
 
     def initialise(self, dim: int, std: float) -> None:
@@ -234,18 +234,21 @@ class Mlstm(Keeper, Mixer):
         sources = self.sources()
         keeps = self.query.weight.device.type == "cpu" and may_keep(self, sources)
         with without_autocast(self.query.weight):
-            return self.kept.get("ready", sources, self.make_ready) if keeps else self.make_ready()
+            ready: Ready = self.kept.get("ready", sources, self.make_ready) if keeps else self.make_ready()
+            return ready
 
     def packed(self) -> Packed:
         """The same for the kernel."""
         sources = self.sources()
-        return self.kept.get("packed", sources, self.make_packed) if may_keep(self, sources) else self.make_packed()
+        keeps = may_keep(self, sources)
+        packed: Packed = self.kept.get("packed", sources, self.make_packed) if keeps else self.make_packed()
+        return packed
 
     @torch.no_grad()
     def make_packed(self) -> Packed:
         ready, layers = self.make_ready(), (self.query, self.key, self.value)
         gates = torch.stack([ready.source_gates, ready.value_gates], 1).unflatten(0, (2, self.heads)).transpose(0, 1)
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+        biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         return Packed(
             torch.stack([turned(layer.weight) for layer in layers]),
             torch.stack(biases) if biases else None,

@@ -76,7 +76,7 @@ def is_plain(x: Tensor) -> bool:
 
 
 def pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+    return None if x is None or x.is_meta else x.data_ptr()
 
 
 def structure(name: str, **fields: Any) -> type[ctypes.Structure]:

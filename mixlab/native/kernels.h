@@ -36,13 +36,15 @@ struct mlstm {
 
 /* A convolution of every channel with a kernel as large as the map, through the Fourier transform. */
 struct longconv {
-    const float *x;        /* images x height x width x channels */
-    const float *spectrum; /* blocks of 2 LANES channels x half of the columns x rows x 4 x LANES */
+    const float *x;        /* images x height x width x channels; NULL: only the spectrum is wanted */
+    const float *taps;     /* of the kernels: high x wide x channels, the place that meets itself at (above, before) */
+    float *spectrum;       /* blocks of 2 LANES channels x half of the columns x rows x 4 x LANES; NULL: made anew */
     const float *factor;   /* of every output, with rows of factor_row, or NULL */
     float *out;
     ptrdiff_t factor_row;
     int images, height, width, channels;
     int rows, columns; /* periods */
+    int high, wide, above, before;
     const float *row_turns, *column_turns; /* cos and sin of the whole circle in so many steps */
     int threads;
 };

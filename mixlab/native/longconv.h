@@ -120,47 +120,123 @@ static void columns_task(const struct longconv *at, float *spectra, const float 
     }
 }
 
-static int longconv_task(void *about, long index) {
-    const struct longconv *at = about;
-    int image = index % at->images, block = index / at->images;
-    int height = at->height, width = at->width, columns = at->columns, tall = height | 1; /* odd: spread over the cache */
-    int first = block * CELL, here = at->channels - first, real = here < LANES ? here : LANES;
+/* Which channels a block holds. */
+struct lanes {
+    int first, real, imaginary;
+};
+
+INLINE struct lanes lanes_of(const struct longconv *at, long block) {
+    int first = block * CELL, here = at->channels - first;
     int imaginary = here - LANES < 0 ? 0 : here - LANES < LANES ? here - LANES : LANES;
+    return (struct lanes){first, here < LANES ? here : LANES, imaginary};
+}
+
+/* The transform of a line of `count` places from `from` on, into column k's place `row` of `spectra`, for every k. */
+INLINE void line_task(const struct longconv *at, const struct lanes *lanes, const float *from, int count, int start,
+                      float *line, float *spectra, int tall, int row) {
+    int columns = at->columns;
+    memset(line, 0, (size_t)columns * CELL * sizeof(float));
+    for (int w = 0; w < count; w++) {
+        const float *x = from + (size_t)w * at->channels + lanes->first;
+        put(line + (size_t)((start + w + columns) % columns) * CELL,
+            (cvec){load_some(x, lanes->real), load_some(x + LANES, lanes->imaginary)});
+    }
+    const float *result = fourier(line, line + (size_t)columns * CELL, columns, at->column_turns, 0);
+    for (int k = 0; k < columns; k++) put(spectra + ((size_t)k * tall + row) * CELL, get(result + (size_t)k * CELL));
+}
+
+/* Half the sum and difference of the kernels' transforms, from those of a + ib at k and -k. */
+INLINE void part(float *to, const float *here, const float *there, float scale) {
+    cvec z = get(here), w = get(there);
+    cvec a = {(z.re + w.re) * scale, (z.im - w.im) * scale}, b = {(z.im + w.im) * scale, (w.re - z.re) * scale};
+    put(to, (cvec){(a.re + b.re) * 0.5f, (a.im + b.im) * 0.5f});
+    put(to + CELL, (cvec){(a.re - b.re) * 0.5f, (a.im - b.im) * 0.5f});
+}
+
+/* The spectrum of one block. */
+static int spectrum_of(const struct longconv *at, long block, float *to) {
+    int columns = at->columns, rows = at->rows, tall = at->high | 1;
+    struct lanes lanes = lanes_of(at, block);
+    size_t size = (size_t)rows * CELL, work = 4 * size, lines = 2 * (size_t)columns * CELL;
+    float *room = claim((size_t)columns * tall * CELL + (work > lines ? work : lines)), scale = 0.5f / ((float)rows * columns);
+    if (!room) return 1;
+    float *spectra = room, *line = room + (size_t)columns * tall * CELL;
+    for (int h = 0; h < at->high; h++)
+        line_task(at, &lanes, at->taps + (size_t)h * at->wide * at->channels, at->wide, -at->before, line, spectra, tall, h);
+    for (int column = 0; column <= columns / 2; column++) {
+        int partner = (columns - column) % columns;
+        float *found[2];
+        for (int i = 0; i < 2; i++) {
+            float *x = line + 2 * i * size, *from = spectra + (size_t)(i ? partner : column) * tall * CELL;
+            memset(x, 0, size * sizeof(float));
+            for (int h = 0; h < at->high; h++)
+                put(x + (size_t)((h - at->above + rows) % rows) * CELL, get(from + (size_t)h * CELL));
+            found[i] = fourier(x, x + size, rows, at->row_turns, 0);
+        }
+        for (int k = 0; k < rows; k++)
+            part(to + ((size_t)column * rows + k) * 2 * CELL, found[0] + (size_t)k * CELL,
+                 found[1] + (size_t)((rows - k) % rows) * CELL, scale);
+    }
+    free(room);
+    return 0;
+}
+
+INLINE size_t spectrum_size(const struct longconv *at) { return (size_t)(at->columns / 2 + 1) * at->rows * 2 * CELL; }
+
+static int spectrum_task(void *about, long block) {
+    const struct longconv *at = about;
+    return spectrum_of(at, block, at->spectrum + block * spectrum_size(at));
+}
+
+/* One block of channels of one image. */
+static int convolve_block(const struct longconv *at, long block, long image, const float *kernel) {
+    int height = at->height, width = at->width, columns = at->columns, tall = height | 1; /* odd: spread over the cache */
+    struct lanes lanes = lanes_of(at, block);
     size_t work = 4 * (size_t)at->rows * CELL, lines = 2 * (size_t)columns * CELL;
     float *room = claim((size_t)columns * tall * CELL + (work > lines ? work : lines));
     if (!room) return 1;
     float *spectra = room, *line = room + (size_t)columns * tall * CELL;
-    const float *kernel = at->spectrum + (size_t)block * (columns / 2 + 1) * at->rows * 2 * CELL;
-    const float *x = at->x + (size_t)image * height * width * at->channels + first;
-    for (int h = 0; h < height; h++) {
-        for (int w = 0; w < width; w++) {
-            const float *from = x + ((size_t)h * width + w) * at->channels;
-            put(line + (size_t)w * CELL, (cvec){load_some(from, real), load_some(from + LANES, imaginary)});
-        }
-        memset(line + (size_t)width * CELL, 0, (size_t)(columns - width) * CELL * sizeof(float));
-        const float *result = fourier(line, line + (size_t)columns * CELL, columns, at->column_turns, 0);
-        for (int k = 0; k < columns; k++) put(spectra + ((size_t)k * tall + h) * CELL, get(result + (size_t)k * CELL));
-    }
+    for (int h = 0; h < height; h++)
+        line_task(at, &lanes, at->x + (image * height + h) * width * at->channels, width, 0, line, spectra, tall, h);
     for (int k = 0; k <= columns / 2; k++) columns_task(at, spectra, kernel + (size_t)k * at->rows * 2 * CELL, line, k, tall);
     for (int h = 0; h < height; h++) {
         for (int k = 0; k < columns; k++) put(line + (size_t)k * CELL, get(spectra + ((size_t)k * tall + h) * CELL));
         const float *result = fourier(line, line + (size_t)columns * CELL, columns, at->column_turns, 1);
         for (int w = 0; w < width; w++) {
             size_t pixel = ((size_t)image * height + h) * width + w;
-            float *to = at->out + pixel * at->channels + first;
+            float *to = at->out + pixel * at->channels + lanes.first;
             cvec y = get(result + (size_t)w * CELL);
             if (at->factor) {
-                const float *factor = at->factor + pixel * at->factor_row + first;
-                y.re *= load_some(factor, real), y.im *= load_some(factor + LANES, imaginary);
+                const float *factor = at->factor + pixel * at->factor_row + lanes.first;
+                y.re *= load_some(factor, lanes.real), y.im *= load_some(factor + LANES, lanes.imaginary);
             }
-            store_some(to, y.re, real), store_some(to + LANES, y.im, imaginary);
+            store_some(to, y.re, lanes.real), store_some(to + LANES, y.im, lanes.imaginary);
         }
     }
     free(room);
     return 0;
 }
 
+static int longconv_task(void *about, long index) {
+    const struct longconv *at = about;
+    long block = index / at->images;
+    return convolve_block(at, block, index % at->images, at->spectrum + block * spectrum_size(at));
+}
+
+/* All images of a block, with a spectrum that is made for them and thrown away. */
+static int longconv_anew_task(void *about, long block) {
+    const struct longconv *at = about;
+    float *kernel = claim(spectrum_size(at));
+    if (!kernel) return 1;
+    int failed = spectrum_of(at, block, kernel);
+    for (long image = 0; image < at->images && !failed; image++) failed = convolve_block(at, block, image, kernel);
+    free(kernel);
+    return failed;
+}
+
 static int run_longconv(const struct longconv *at) {
     long blocks = (at->channels + CELL - 1) / CELL;
+    if (!at->x) return share(spectrum_task, (void *)at, blocks, at->threads);
+    if (!at->spectrum) return share(longconv_anew_task, (void *)at, blocks, at->threads);
     return share(longconv_task, (void *)at, blocks * at->images, at->threads);
 }

@@ -4,9 +4,9 @@ import ctypes
 import functools
 import math
 from ctypes import c_int, c_ssize_t, c_void_p
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.native import kernels, pointer
@@ -14,40 +14,72 @@ from mixlab.native import kernels, pointer
 
 class LongConvAbout(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "spectrum", "factor", "out")),
+        *((name, c_void_p) for name in ("x", "taps", "spectrum", "factor", "out")),
         ("factor_row", c_ssize_t),
         *((name, c_int) for name in ("images", "height", "width", "channels", "rows", "columns")),
+        *((name, c_int) for name in ("high", "wide", "above", "before")),
         ("row_turns", c_void_p),
         ("column_turns", c_void_p),
         ("threads", c_int),
     )
 
 
-def pack_spectrum(spectrum: Tensor) -> Tensor:
-    """The kernel's transform (rows, half of the columns, C), centre at place 0, divided by the number of places.
-
-    Channels come in blocks of two vectors a and b, of which the kernel needs half the sum and half the difference:
-    (blocks, half, rows, 4, lanes).
+class Kernel(NamedTuple):
+    """Taps (high, wide, C) for maps on a circle of so many rows and columns; taps above and before the one that meets
+    its own place.
     """
+
+    taps: Tensor
+    rows: int
+    columns: int
+    above: int
+    before: int
+
+    def about(self, **given: int | None) -> LongConvAbout:
+        high, wide, channels = self.taps.shape
+        return LongConvAbout(
+            taps=pointer(self.taps),
+            channels=channels,
+            rows=self.rows,
+            columns=self.columns,
+            high=high,
+            wide=wide,
+            above=self.above,
+            before=self.before,
+            row_turns=turns_of(self.rows).data_ptr(),
+            column_turns=turns_of(self.columns).data_ptr(),
+            threads=torch.get_num_threads(),
+            **given,
+        )
+
+
+def spectrum_size(channels: int, rows: int, columns: int) -> int:
+    """Numbers in the spectrum of a kernel."""
     found = kernels()
     assert found is not None
-    padding = -spectrum.shape[-1] % (2 * found.lanes)
-    parts = F.pad(torch.view_as_real(spectrum), (0, 0, 0, padding)).unflatten(2, (-1, 2, found.lanes))
-    one, other = parts.permute(2, 1, 0, 3, 5, 4).unbind(3)  # each (blocks, half, rows, 2, lanes)
-    return torch.stack([(one + other) / 2, (one - other) / 2], 3).flatten(3, 4)
+    block = 2 * found.lanes
+    return -(-channels // block) * block * 2 * (columns // 2 + 1) * rows
 
 
-def convolve_maps(x: Tensor, spectrum: Tensor, columns: int, factor: Tensor | None = None) -> Tensor:
-    """(B, H, W, C), convolved and multiplied with a factor of that shape, whose last axis is contiguous."""
-    found, (images, height, width, channels) = kernels(), x.shape
+def make_spectrum(kernel: Kernel) -> Tensor:
+    """The kernel's transform as the convolution reads it, for many calls."""
+    found = kernels()
     assert found is not None
-    rows, out = spectrum.shape[2], torch.empty_like(x)
-    sizes = (images, height, width, channels, rows, columns)
-    turns = (turns_of(rows).data_ptr(), turns_of(columns).data_ptr(), torch.get_num_threads())
-    row = 0 if factor is None else factor.stride(1) // width
-    found.run(
-        "longconv", LongConvAbout(pointer(x), pointer(spectrum), pointer(factor), pointer(out), row, *sizes, *turns)
-    )
+    spectrum = kernel.taps.new_empty(spectrum_size(kernel.taps.shape[2], kernel.rows, kernel.columns))
+    found.run("longconv", kernel.about(spectrum=pointer(spectrum)))
+    return spectrum
+
+
+def convolve_maps(x: Tensor, kernel: Kernel, spectrum: Tensor | None, factor: Tensor | None = None) -> Tensor:
+    """(B, H, W, C), convolved and multiplied with a factor of that shape, whose last axis is contiguous.
+
+    Without a spectrum the kernel's is made block by block and thrown away.
+    """
+    found, (images, height, width, _) = kernels(), x.shape
+    assert found is not None
+    out, row = torch.empty_like(x), 0 if factor is None else factor.stride(1) // width
+    pointers = {"x": pointer(x), "spectrum": pointer(spectrum), "factor": pointer(factor), "out": pointer(out)}
+    found.run("longconv", kernel.about(**pointers, factor_row=row, images=images, height=height, width=width))
     return out
 
 

@@ -5,6 +5,7 @@ On the machine of the performance notes oneDNN reaches 85 to 105 billion multipl
 the arithmetic (a compiler, a tracer, autocast, counters) gets `F.linear`.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -21,6 +22,13 @@ IN_CACHE = 5 * 2**19  # bytes of an intermediate result that caches of two cores
 MANY = 16  # rows from which our own product is faster, with vectors of
 LANES = 8
 TWO = 480  # rows from which two layers are computed together
+FOLLOWING: dict[After, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "squared_relu": lambda x: F.relu(x).square(),
+}
 HAS_OPERATOR = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -42,11 +50,7 @@ def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, afte
 
 def follow(x: Tensor, after: After) -> Tensor:
     """The activation as it is written."""
-    if after == "squared_relu":
-        return F.relu(x).square()
-    if after == "none":
-        return x
-    return {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}[after](x)
+    return FOLLOWING[after](x)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
@@ -55,9 +59,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After 
         return native.run_linear(x, weight, bias, after)
     inside: After = after if after == "gelu" else "none"  # oneDNN's ReLU makes a zero of what is not a number
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, inside, [], "none" if inside == "gelu" else "")
-    if after == "squared_relu":
-        return found.relu_().square_()
-    return F.silu(found, inplace=True) if after == "silu" else found.relu_() if after == "relu" else found
+    if after in ("relu", "squared_relu"):
+        return found.relu_().square_() if after == "squared_relu" else found.relu_()
+    return F.silu(found, inplace=True) if after == "silu" else found
 
 
 def is_own_product(x: Tensor, weight: Tensor) -> bool:

@@ -25,12 +25,13 @@ from torch import Tensor
 
 from mixlab.guards import may_overwrite, without_autocast
 from mixlab.native import may_run
-from mixlab.native.longconv import convolve_maps, pack_spectrum
+from mixlab.native.longconv import Kernel, convolve_maps, make_spectrum, spectrum_size
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.fourier import constant, forward, forward_half, inverse, inverse_half
 
 Form = Literal["direct", "matrix", "fft", "native"]
 FFT_NUMBERS = 2**20  # real numbers that are transformed at once: 4 MB
+NATIVE_NUMBERS = 2**20  # in a spectrum that is kept; larger ones are made anew, block by block: 4 MB
 MATRIX_NUMBERS = 2**21  # in the spectra of images that are transformed together: 8 MB
 
 
@@ -270,20 +271,32 @@ def runs_natively(*tensors: Tensor | None) -> bool:
 
 
 def prepare_native(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
-    """The spectrum of a kernel whose centre is at place 0, as `pack_spectrum` lays it out. A sequence is a column."""
+    """The spectrum, or the kernel itself where that would be too large to be kept."""
+    taps = kernel.contiguous()
+    about = native_kernel(taps, spans)
+    size = spectrum_size(taps.shape[-1], about.rows, about.columns)
+    return make_spectrum(about) if size <= NATIVE_NUMBERS else taps
+
+
+def native_kernel(taps: Tensor, spans: tuple[Span, ...]) -> Kernel:
+    """A sequence is a column."""
     rows, columns = (spans[0], Span(1, 0, 0)) if len(spans) == 1 else spans
-    taps = kernel.view(rows.taps, columns.taps, -1)
-    sizes = (good_size(rows.period), 1 if len(spans) == 1 else good_size(columns.period))
-    placed = F.pad(taps, (0, 0, 0, sizes[1] - columns.taps, 0, sizes[0] - rows.taps))
-    placed = placed.roll((-rows.future, -columns.future), (0, 1))
-    return pack_spectrum(torch.fft.rfftn(placed, sizes, (0, 1), norm="forward"))
+    periods = (good_size(rows.period), 1 if len(spans) == 1 else good_size(columns.period))
+    return Kernel(taps.view(rows.taps, columns.taps, -1), *periods, rows.future, columns.future)
 
 
 def convolve_native(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], factor: Tensor | None = None) -> Tensor:
     if len(spans) == 1:
         factor = None if factor is None else factor[:, :, None]
-        return convolve_maps(x.contiguous()[:, :, None], kernel, 1, factor)[:, :, 0]
-    return convolve_maps(x.contiguous(), kernel, good_size(spans[1].period), factor)
+        return convolve_native_map(x.contiguous()[:, :, None], kernel, spans, factor)[:, :, 0]
+    return convolve_native_map(x.contiguous(), kernel, spans, factor)
+
+
+def convolve_native_map(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], factor: Tensor | None) -> Tensor:
+    if kernel.ndim > 1:  # too large to be kept as a spectrum
+        return convolve_maps(x, native_kernel(kernel, spans), None, factor)
+    nothing = kernel.new_empty(*(span.taps for span in spans), x.shape[-1], device="meta")
+    return convolve_maps(x, native_kernel(nothing, spans), kernel, factor)
 
 
 Prepare = Callable[[Tensor, tuple[Span, ...]], Tensor]
