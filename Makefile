@@ -66,4 +66,4 @@ counts: $(INSTALLED) ## count every model's parameters and MACs anew, after a ch
 	mv counts.new mixlab/configs/counts.json
 
 clean: ## remove the environment and caches
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv build mixlab/native/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

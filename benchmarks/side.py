@@ -25,6 +25,7 @@ class Side:
     ) -> None:
         keeps = kind == "own" if keeps_memory is None else keeps_memory  # others: as PyTorch does by itself
         settings = {} if keeps else {"MIXLAB_KEEP_MEMORY": "0"}
+        settings |= {"MIXLAB_NATIVE": "0"} if kind == "plain" else {}  # PyTorch's operators only
         words = [sys.executable, __file__, kind, name, str(batch), str(side), str(threads)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(words, env={**os.environ, **settings}, **pipes)  # type: ignore[call-overload]

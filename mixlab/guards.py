@@ -183,6 +183,11 @@ def is_transformed() -> bool:
     return traced or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def is_many(gradient: Tensor) -> bool:
+    """Whether several gradients travel as one, as `is_grads_batched` lets them: they have no memory of their own."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
 def is_exported() -> bool:
     """Whether the arithmetic is being written down as a graph for other programs, not compiled for this one."""
     asked = getattr(torch.compiler, "is_exporting", None)  # older releases of torch do not say

@@ -281,20 +281,31 @@ class Mlp(nn.Module):
         return self.act.into(through(self.fc1, tokens), self.fc2, own=is_plain(self.fc1))
 
     def is_fast(self, tokens: Tensor) -> bool:
-        second = self.fc2.bias is None or is_plain_float(self.fc2.bias)
-        plain = is_own(self.fc1) and is_own(self.fc2) and is_plain_float(self.fc2.weight) and second
-        return plain and self.act.is_fast() and is_fast(tokens, self.fc1.weight, self.fc1.bias)
+        if not (is_own(self.fc1) and is_own(self.fc2)):
+            return False
+        weight, bias = self.fc2.weight, self.fc2.bias
+        fits = weight.ndim == 2 and weight.shape[1] == len(self.fc1.weight)
+        fits = fits and (bias is None or (is_plain_float(bias) and bias.shape == weight.shape[:1]))
+        return (
+            is_plain_float(weight) and fits and self.act.is_fast() and is_fast(tokens, self.fc1.weight, self.fc1.bias)
+        )
 
     def is_large(self, tokens: Tensor) -> bool:
         """Whether there are more activations than weights."""
         return tokens.numel() > 2 * tokens.shape[-1] ** 2
+
+    def may_join(self, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+        """Whether our own kernel may compute both layers together, the second with these weights."""
+        first = self.fc1.weight
+        plain = first.is_contiguous() and weight.is_contiguous() and not weight.is_mkldnn
+        return plain and is_own_product(tokens, first, self.fc1.bias) and (bias is None or bias.is_contiguous())
 
     def by_rows(self, tokens: Tensor) -> Tensor:
         """As many tokens at a time as keep the wide layer in the cache."""
         rows = tokens.reshape(-1, tokens.shape[-1])
         step = rows_in_cache(len(rows), self.fc1.out_features)
         finish, weight, bias = (self.act.folded if self.is_large(tokens) else self.act.unfolded)(self.fc2)
-        if finish is None and len(rows) >= TWO and is_own_product(tokens, self.fc1.weight) and weight.is_contiguous():
+        if finish is None and len(rows) >= TWO and self.may_join(tokens, weight, bias):
             return run_mlp(tokens, self.fc1.weight, self.fc1.bias, weight, bias, self.act.after)
 
         def of(some: Tensor) -> Tensor:

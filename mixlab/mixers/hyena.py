@@ -111,7 +111,8 @@ class LongConv(Keeper):
     def forward(self, tokens: Tensor, grid: Grid, factor: Tensor | None = None) -> Tensor:
         """The convolution, times a factor per output."""
         sources = [self.bias, *self.filter.sources()]
-        form: Form | None = "native" if self.runs_natively(tokens, factor, *sources) else self.form
+        other = None if self.form == "native" else self.form
+        form: Form | None = "native" if self.runs_natively(tokens, factor, *sources) else other
         if self.reuse and may_keep(self, sources) and self.filter.is_plain():
             kernel = self.kept.get((grid, form), sources, lambda: self.to_keep(grid, form))
         else:
@@ -256,11 +257,13 @@ class Hyena(Mixer):
 
     def normed(self, norm: nn.Module, one: Tensor, other: Tensor | None = None) -> Tensor:
         """norm(one * other), or norm(one)."""
-        weight, parts = norm.weight if type(norm) is nn.LayerNorm else None, [one] if other is None else [one, other]
-        known = len(parts) == 2 if type(norm) is nn.Identity else type(norm) is nn.LayerNorm and norm.bias is None
+        parts = [one] if other is None else [one, other]
+        weight, eps = (norm.weight, norm.eps) if type(norm) is nn.LayerNorm else (None, 0.0)
+        known = weight is not None and weight.is_contiguous() and norm.bias is None
+        known = known or (type(norm) is nn.Identity and other is not None)
         if not (known and is_plain(norm) and may_run(*parts, weight) and fits(*parts)):
             return norm(one if other is None else one * other)
-        return norm_of_product(one, other, weight, eps=NORM_EPS)
+        return norm_of_product(one, other, weight, eps=eps)
 
     def shorten(self, wide: Tensor, grid: Grid) -> Tensor:
         """The short convolution, over the plane or along the tokens."""

@@ -210,8 +210,9 @@ class Mlstm(Keeper, Mixer):
         width = source.shape[-1] // self.heads
         fits = self.form == "chunkwise" and self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
         plain = is_plain(self.norm) and not (walk.prefix and self.spread)
-        weights = (*self.sources(), self.norm.weight, self.norm.bias, self.skip)
-        return fits and plain and may_run(source, value_source, gate, *weights)
+        around = [one for one in (self.norm.weight, self.norm.bias, self.skip) if one is not None]
+        plain = plain and all(one.is_contiguous() for one in around)
+        return fits and plain and may_run(source, value_source, gate, *self.sources(), *around)
 
     def convolve(self, inner: Tensor, walk: Grid) -> Tensor:
         """The depthwise convolution over image tokens; it looks along the walk, and class tokens pass."""
@@ -246,18 +247,25 @@ class Mlstm(Keeper, Mixer):
 
     @torch.no_grad()
     def make_packed(self) -> Packed:
-        ready, layers = self.make_ready(), (self.query, self.key, self.value)
-        gates = torch.stack([ready.source_gates, ready.value_gates], 1).unflatten(0, (2, self.heads)).transpose(0, 1)
+        (of_source, of_values, bias), layers = self.gate_weights(), (self.query, self.key, self.value)
+        gates = torch.stack([of_source, of_values], 1).unflatten(0, (2, self.heads)).transpose(0, 1)
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         return Packed(
             torch.stack([turned(layer.weight) for layer in layers]),
             torch.stack(biases) if biases else None,
             gates.contiguous(),
-            ready.bias.view(2, self.heads).t().contiguous(),
+            bias.view(2, self.heads).t().contiguous(),
         )
 
     def make_ready(self) -> Ready:
-        """Gates are linear in queries, keys and values, which are linear in the sources: both steps in one."""
+        dense = [densify_heads(layer.weight, self.heads) for layer in (self.query, self.key, self.value)]
+        return Ready(dense[0], dense[1], dense[2], *self.gate_weights())
+
+    def gate_weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of both gates for the source and the value source, and their biases.
+
+        Gates are linear in queries, keys and values, which are linear in the sources: both steps in one.
+        """
         projections = (self.query, self.key, self.value)
         weight = torch.cat([self.input_gate.weight, self.forget_gate.weight])  # (2 * heads, 3 * inner)
         bias = torch.cat([self.input_gate.bias, self.forget_gate.bias])
@@ -267,8 +275,7 @@ class Mlstm(Keeper, Mixer):
         )
         if self.query.bias is not None and self.key.bias is not None and self.value.bias is not None:
             bias = torch.addmv(bias, weight, torch.cat([self.query.bias, self.key.bias, self.value.bias]))
-        dense = [densify_heads(layer.weight, self.heads) for layer in projections]
-        return Ready(dense[0], dense[1], dense[2], query + key, value, bias)
+        return query + key, value, bias
 
     def gates(self, source: Tensor, value_source: Tensor, ready: Ready) -> tuple[Tensor, Tensor]:
         """Pre-activations of input and forget gate, each (heads, B, T) in float32."""

@@ -11,12 +11,11 @@ import importlib.util
 import os
 import pathlib
 import sys
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mixlab.guards import is_transformed
+from mixlab.guards import is_many, is_transformed
 
 VARIABLE = "MIXLAB_NATIVE"  # 0: none; 4, 8 or 16: vectors of so many numbers at most
 
@@ -30,35 +29,31 @@ class Kernels:
         self.lanes = int(self.library.mixlab_choose(most_lanes))
 
     def run(self, name: str, about: ctypes.Structure) -> None:
-        if getattr(self.library, f"mixlab_{name}")(ctypes.byref(about)):
-            raise MemoryError(f"no memory for what {name} needs beside its input and output")
+        if getattr(self.library, f"mixlab_{name}")(ctypes.byref(about), ctypes.sizeof(about)):
+            raise RuntimeError(
+                f"The kernel {name} found no memory for what it needs beside its input and output, or was built from "
+                f"other sources than these: then install Mixlab again, or set {VARIABLE}=0."
+            )
 
 
 @functools.cache
 def kernels() -> Kernels | None:
     """The kernels, or None where there are none."""
     wanted = os.environ.get(VARIABLE, "16")
-    spec, crew = importlib.util.find_spec("mixlab.native._kernels"), thread_starter()
-    if not wanted.isdecimal() or int(wanted) == 0 or spec is None or spec.origin is None or crew is None:
+    if not wanted.isdecimal() or int(wanted) == 0 or sys.platform != "linux":
+        return None
+    spec = importlib.util.find_spec("mixlab.native._kernels")
+    if spec is None or spec.origin is None:
         return None
     try:
-        return Kernels(spec.origin, int(wanted), crew)
-    except OSError:  # built for another machine
+        return Kernels(spec.origin, int(wanted), thread_starter())
+    except (OSError, AttributeError):  # built for another machine, or a PyTorch with threads of another kind
         return None
 
 
-def thread_starter() -> object | None:
-    """The function of PyTorch's own OpenMP library that starts a team of threads; None where it is another kind."""
-    if sys.platform != "linux":
-        return None
-    mapped = pathlib.Path("/proc/self/maps").read_text().splitlines()
-    paths = {line.split(maxsplit=5)[5] for line in mapped if "omp" in line.rpartition("/")[2]}
-    for path in sorted(paths):
-        try:
-            return ctypes.CDLL(path).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-    return None
+def thread_starter() -> object:
+    """The function of PyTorch's own OpenMP library that starts a team of threads, found through what PyTorch needs."""
+    return ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
 
 
 def may_run(*tensors: Tensor | None) -> bool:
@@ -72,13 +67,8 @@ def may_run(*tensors: Tensor | None) -> bool:
 
 def is_plain(x: Tensor) -> bool:
     plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype is torch.float32 and x.device.type == "cpu"
-    return plain and x.layout is torch.strided and x.numel() > 0
+    return plain and x.layout is torch.strided and x.numel() > 0 and not is_many(x)
 
 
 def pointer(x: Tensor | None) -> int | None:
     return None if x is None or x.is_meta else x.data_ptr()
-
-
-def structure(name: str, **fields: Any) -> type[ctypes.Structure]:
-    """The mirror of one of kernels.h: pointers unless it says otherwise."""
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})

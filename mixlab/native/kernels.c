@@ -7,7 +7,7 @@ It is loaded by address, not by Python's means; the module exists because instal
 #include "kernels.h"
 
 extern const struct kernels kernels_base;
-#if defined(__x86_64__) && !defined(__clang__)
+#if defined(__x86_64__)
 extern const struct kernels kernels_avx2, kernels_avx512;
 #endif
 
@@ -21,14 +21,15 @@ static const struct kernels *chosen = &kernels_base;
 
 /* The widest level up to `most` lanes that this processor has. Returns its lanes. */
 EXPORT int mixlab_choose(int most) {
-    chosen = &kernels_base;
-#if defined(__x86_64__) && !defined(__clang__)
+    const struct kernels *best = &kernels_base;
+#if defined(__x86_64__)
     __builtin_cpu_init();
-    if (most >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) chosen = &kernels_avx2;
+    if (most >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = &kernels_avx2;
     if (most >= 16 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        chosen = &kernels_avx512;
+        best = &kernels_avx512;
 #endif
+    chosen = best;
     return chosen->lanes;
 }
 
@@ -63,12 +64,16 @@ int share(task work, void *about, long count, int threads) {
     return crew.failed;
 }
 
-EXPORT int mixlab_linear(const struct linear *at) { return chosen->linear(at); }
-EXPORT int mixlab_mlp(struct mlp *at) { return chosen->mlp(at); }
-EXPORT int mixlab_lstm(const struct lstms *at) { return chosen->lstm(at); }
-EXPORT int mixlab_mlstm(const struct mlstm *at) { return chosen->mlstm(at); }
-EXPORT int mixlab_longconv(const struct longconv *at) { return chosen->longconv(at); }
-EXPORT int mixlab_norm(const struct norm *at) { return chosen->norm(at); }
+/* Callers tell the size of what they hand over: that of other sources is refused. */
+#define KERNEL(name, type) \
+    EXPORT int mixlab_##name(type *at, size_t size) { return size == sizeof(type) ? chosen->name(at) : 1; }
+
+KERNEL(linear, struct linear)
+KERNEL(mlp, struct mlp)
+KERNEL(lstm, struct lstms)
+KERNEL(mlstm, struct mlstm)
+KERNEL(longconv, struct longconv)
+KERNEL(norm, struct norm)
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = 0};
 PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&module); }

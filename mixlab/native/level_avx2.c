@@ -1,5 +1,5 @@
 /* The kernels for vectors of 8 floats. */
-#if defined(__x86_64__) && !defined(__clang__)
+#if defined(__x86_64__)
 #pragma GCC target("avx2,fma")
 #define LANES 8
 #include "kernels.h"

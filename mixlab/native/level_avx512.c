@@ -1,5 +1,5 @@
 /* The kernels for vectors of 16 floats. */
-#if defined(__x86_64__) && !defined(__clang__)
+#if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
 #define LANES 16
 #include "kernels.h"

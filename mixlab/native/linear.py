@@ -28,29 +28,19 @@ class MlpAbout(ctypes.Structure):
     _fields_ = (("first", LinearAbout), ("second", LinearAbout), ("tasks", c_long))
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
+def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether rows of x and rows or columns of the weight (out, in) can be walked."""
-    return x.is_contiguous() and 1 in weight.stride()
+    return x.is_contiguous() and 1 in weight.stride() and (bias is None or bias.is_contiguous())
 
 
-def run_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, after: str = "none", out: Tensor | None = None
-) -> Tensor:
+def run_linear(x: Tensor, weight: Tensor, bias: Tensor | None, after: str = "none") -> Tensor:
     """f(x W^T + b) of (..., in) and (out, in)."""
     columns, depth = weight.shape
-    out = x.new_empty(*x.shape[:-1], columns) if out is None else out
+    out = x.new_empty(*x.shape[:-1], columns)
     turned = weight.stride(1) == 1
     strides = (depth, 1, weight.stride(0) if turned else weight.stride(1), columns)
     rows = math.prod(x.shape[:-1])
     multiply(x, weight, bias, out, strides, (rows, columns, depth), turned=turned, after=after)
-    return out
-
-
-def gradient_of_weight(gradient: Tensor, x: Tensor) -> Tensor:
-    """gradient^T x of (N, out) and (N, in), both contiguous."""
-    (depth, rows), columns = gradient.shape, x.shape[1]
-    out = x.new_empty(rows, columns)
-    multiply(gradient, x, None, out, (1, rows, columns, columns), (rows, columns, depth), turned=False)
     return out
 
 

@@ -131,15 +131,45 @@ INLINE struct lanes lanes_of(const struct longconv *at, long block) {
     return (struct lanes){first, here < LANES ? here : LANES, imaginary};
 }
 
+/* The two channels of a lane travel together, so that rounding errors of the larger would swamp the smaller: both are
+brought to numbers near 1 first, by powers of two. */
+struct scale {
+    vec re, im;
+};
+
+INLINE vec power_below(vec largest) { /* the power of two in it; 1 where there is none */
+    ivec power = (ivec)largest & 0x7f800000;
+    return choose((power == 0) | (power >= 0x7f000000), all(1.0f), (vec)power);
+}
+
+INLINE vec inverse_power(vec power) { return (vec)(0x7f000000 - (ivec)power); }
+
+INLINE vec larger(vec largest, vec x) {
+    x = (vec)((ivec)x & 0x7fffffff);
+    return choose(x > largest, x, largest);
+}
+
+/* The powers of the channels of a block over `count` pixels. */
+static struct scale scale_of(const struct longconv *at, const struct lanes *lanes, const float *from, size_t count) {
+    struct scale found = {{0}, {0}};
+    for (size_t i = 0; i < count; i++) {
+        const float *x = from + i * at->channels + lanes->first;
+        found.re = larger(found.re, load_some(x, lanes->real));
+        found.im = larger(found.im, load_some(x + LANES, lanes->imaginary));
+    }
+    return (struct scale){power_below(found.re), power_below(found.im)};
+}
+
 /* The transform of a line of `count` places from `from` on, into column k's place `row` of `spectra`, for every k. */
-INLINE void line_task(const struct longconv *at, const struct lanes *lanes, const float *from, int count, int start,
-                      float *line, float *spectra, int tall, int row) {
+INLINE void line_task(const struct longconv *at, const struct lanes *lanes, const struct scale *scale, const float *from,
+                      int count, int start, float *line, float *spectra, int tall, int row) {
     int columns = at->columns;
+    vec re = inverse_power(scale->re), im = inverse_power(scale->im);
     memset(line, 0, (size_t)columns * CELL * sizeof(float));
     for (int w = 0; w < count; w++) {
         const float *x = from + (size_t)w * at->channels + lanes->first;
         put(line + (size_t)((start + w + columns) % columns) * CELL,
-            (cvec){load_some(x, lanes->real), load_some(x + LANES, lanes->imaginary)});
+            (cvec){load_some(x, lanes->real) * re, load_some(x + LANES, lanes->imaginary) * im});
     }
     const float *result = fourier(line, line + (size_t)columns * CELL, columns, at->column_turns, 0);
     for (int k = 0; k < columns; k++) put(spectra + ((size_t)k * tall + row) * CELL, get(result + (size_t)k * CELL));
@@ -153,7 +183,9 @@ INLINE void part(float *to, const float *here, const float *there, float scale) 
     put(to + CELL, (cvec){(a.re - b.re) * 0.5f, (a.im - b.im) * 0.5f});
 }
 
-/* The spectrum of one block. */
+INLINE size_t spectrum_size(const struct longconv *at) { return ((size_t)(at->columns / 2 + 1) * at->rows * 2 + 1) * CELL; }
+
+/* The spectrum of one block, and behind it the powers of two that it lacks. */
 static int spectrum_of(const struct longconv *at, long block, float *to) {
     int columns = at->columns, rows = at->rows, tall = at->high | 1;
     struct lanes lanes = lanes_of(at, block);
@@ -161,8 +193,10 @@ static int spectrum_of(const struct longconv *at, long block, float *to) {
     float *room = claim((size_t)columns * tall * CELL + (work > lines ? work : lines)), scale = 0.5f / ((float)rows * columns);
     if (!room) return 1;
     float *spectra = room, *line = room + (size_t)columns * tall * CELL;
+    struct scale powers = scale_of(at, &lanes, at->taps, (size_t)at->high * at->wide);
+    put(to + spectrum_size(at) - CELL, (cvec){powers.re, powers.im});
     for (int h = 0; h < at->high; h++)
-        line_task(at, &lanes, at->taps + (size_t)h * at->wide * at->channels, at->wide, -at->before, line, spectra, tall, h);
+        line_task(at, &lanes, &powers, at->taps + (size_t)h * at->wide * at->channels, at->wide, -at->before, line, spectra, tall, h);
     for (int column = 0; column <= columns / 2; column++) {
         int partner = (columns - column) % columns;
         float *found[2];
@@ -181,8 +215,6 @@ static int spectrum_of(const struct longconv *at, long block, float *to) {
     return 0;
 }
 
-INLINE size_t spectrum_size(const struct longconv *at) { return (size_t)(at->columns / 2 + 1) * at->rows * 2 * CELL; }
-
 static int spectrum_task(void *about, long block) {
     const struct longconv *at = about;
     return spectrum_of(at, block, at->spectrum + block * spectrum_size(at));
@@ -196,8 +228,12 @@ static int convolve_block(const struct longconv *at, long block, long image, con
     float *room = claim((size_t)columns * tall * CELL + (work > lines ? work : lines));
     if (!room) return 1;
     float *spectra = room, *line = room + (size_t)columns * tall * CELL;
+    const float *x = at->x + (size_t)image * height * width * at->channels;
+    struct scale powers = scale_of(at, &lanes, x, (size_t)height * width);
+    cvec lacking = get(kernel + spectrum_size(at) - CELL);
+    lacking.re *= powers.re, lacking.im *= powers.im;
     for (int h = 0; h < height; h++)
-        line_task(at, &lanes, at->x + (image * height + h) * width * at->channels, width, 0, line, spectra, tall, h);
+        line_task(at, &lanes, &powers, x + (size_t)h * width * at->channels, width, 0, line, spectra, tall, h);
     for (int k = 0; k <= columns / 2; k++) columns_task(at, spectra, kernel + (size_t)k * at->rows * 2 * CELL, line, k, tall);
     for (int h = 0; h < height; h++) {
         for (int k = 0; k < columns; k++) put(line + (size_t)k * CELL, get(spectra + ((size_t)k * tall + h) * CELL));
@@ -206,6 +242,7 @@ static int convolve_block(const struct longconv *at, long block, long image, con
             size_t pixel = ((size_t)image * height + h) * width + w;
             float *to = at->out + pixel * at->channels + lanes.first;
             cvec y = get(result + (size_t)w * CELL);
+            y.re *= lacking.re, y.im *= lacking.im;
             if (at->factor) {
                 const float *factor = at->factor + pixel * at->factor_row + lanes.first;
                 y.re *= load_some(factor, lanes.real), y.im *= load_some(factor + LANES, lanes.imaginary);

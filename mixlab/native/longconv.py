@@ -58,7 +58,7 @@ def spectrum_size(channels: int, rows: int, columns: int) -> int:
     found = kernels()
     assert found is not None
     block = 2 * found.lanes
-    return -(-channels // block) * block * 2 * (columns // 2 + 1) * rows
+    return -(-channels // block) * block * (2 * (columns // 2 + 1) * rows + 1)
 
 
 def make_spectrum(kernel: Kernel) -> Tensor:
@@ -77,15 +77,29 @@ def convolve_maps(x: Tensor, kernel: Kernel, spectrum: Tensor | None, factor: Te
     """
     found, (images, height, width, _) = kernels(), x.shape
     assert found is not None
-    out, row = torch.empty_like(x), 0 if factor is None else factor.stride(1) // width
+    out = x.new_empty(x.shape)
+    factor = None if factor is None else with_rows(factor)
+    row = 0 if factor is None else row_of(factor)
     pointers = {"x": pointer(x), "spectrum": pointer(spectrum), "factor": pointer(factor), "out": pointer(out)}
     found.run("longconv", kernel.about(**pointers, factor_row=row, images=images, height=height, width=width))
     return out
+
+
+def row_of(x: Tensor) -> int:
+    """Numbers from a pixel of (B, H, W, C) to the next; an axis of one place has any stride."""
+    return next((x.stride(axis) for axis in (2, 1, 0) if x.shape[axis] > 1), x.shape[3])
+
+
+def with_rows(x: Tensor) -> Tensor:
+    """(B, H, W, C) whose pixels lie at equal distances: as it is, or a copy."""
+    row, (_, height, width, _) = row_of(x), x.shape
+    strides = zip(x.shape, x.stride(), (height * width * row, width * row, row, 1), strict=True)
+    return x if all(size == 1 or stride == wanted for size, stride, wanted in strides) else x.contiguous()
 
 
 @functools.cache
 def turns_of(steps: int) -> Tensor:
     """Cosine and sine of a circle in so many steps, (steps, 2)."""
     with torch.inference_mode(False):
-        angles = torch.arange(steps, dtype=torch.float64) * (2 * math.pi / steps)
+        angles = torch.arange(steps, dtype=torch.float64, device="cpu") * (2 * math.pi / steps)
         return torch.stack([angles.cos(), angles.sin()], 1).float()

@@ -60,7 +60,7 @@ def run_mlstm(
     """(norm(cell) + skip * source) * silu(gate) of (B, T, C) each."""
     found, (images, steps, channels), heads = kernels(), source.shape, len(packed.gate_biases)
     assert found is not None
-    out, width = torch.empty_like(source), channels // heads
+    out, width = source.new_empty(source.shape), channels // heads
     inputs = [one.contiguous() for one in (source, values, gate)]
     pointers = [pointer(one) for one in (*packed, norm.weight, norm.bias, skip, out)]
     size = min(steps, chunk or max(CHUNK, width // 4))

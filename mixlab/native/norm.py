@@ -29,12 +29,11 @@ def norm_of_product(
     bias: Tensor | None = None,
     *,
     eps: float,
-    out: Tensor | None = None,
 ) -> Tensor:
-    """(B, N, C) with contiguous channels and images; without a weight only the product. `out` may be `one`."""
+    """(B, N, C) with contiguous channels and images; without a weight only the product."""
     found, (batch, tokens, width) = kernels(), one.shape
     assert found is not None
-    out = torch.empty(one.shape) if out is None else out
+    out = one.new_empty(one.shape)
     pointers = (pointer(part) for part in (one, other, weight, bias, out))
     rows = (one.stride(1), 0 if other is None else other.stride(1))
     found.run("norm", NormAbout(*pointers, *rows, batch * tokens, width, torch.get_num_threads(), eps))

@@ -1,4 +1,7 @@
 /* Vectors of LANES floats in the way of GNU compilers, and the functions of them that gates need. */
+#if !defined(__GNUC__) || defined(__clang__)
+#error "GCC's vectors and shuffles are needed; without these kernels PyTorch does their work"
+#endif
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

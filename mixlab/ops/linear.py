@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixlab.guards import is_transformed
+from mixlab.guards import is_many, is_transformed
 from mixlab.native import kernels
 from mixlab.native import linear as native
 
@@ -55,7 +55,7 @@ def follow(x: Tensor, after: After) -> Tensor:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
     """The same by our own kernel or by oneDNN, for what `is_fast`."""
-    if is_own_product(x, weight):
+    if is_own_product(x, weight, bias):
         return native.run_linear(x, weight, bias, after)
     inside: After = after if after == "gelu" else "none"  # oneDNN's ReLU makes a zero of what is not a number
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, inside, [], "none" if inside == "gelu" else "")
@@ -64,9 +64,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After 
     return F.silu(found, inplace=True) if after == "silu" else found
 
 
-def is_own_product(x: Tensor, weight: Tensor) -> bool:
+def is_own_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether our own kernel is the faster one: measured with vectors of 8 numbers only."""
-    if weight.is_mkldnn or x.numel() < MANY * x.shape[-1] or not native.fits(x, weight):
+    if weight.is_mkldnn or x.numel() < MANY * x.shape[-1] or not native.fits(x, weight, bias):
         return False
     found = kernels()
     return found is not None and found.lanes == LANES
@@ -109,14 +109,14 @@ def is_fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         return False
     if weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         return False  # PyTorch has words for that
-    if bias is not None and (not is_plain_float(bias) or bias.shape != weight.shape[:1]):
+    if bias is not None and not (is_plain_float(bias) and bias.shape == weight.shape[:1] and bias.is_contiguous()):
         return False
     return not (is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0)
 
 
 def is_plain_float(x: Tensor) -> bool:
     plain = type(x) in (Tensor, nn.Parameter) and x.dtype is torch.float32 and x.device.type == "cpu"
-    return plain and (x.layout is torch.strided or x.is_mkldnn)
+    return plain and (x.layout is torch.strided or x.is_mkldnn) and not is_many(x)
 
 
 def has_onednn() -> bool:

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.errors import require
 from mixlab.guards import may_overwrite, without_autocast
 from mixlab.native import may_run
 from mixlab.native.longconv import Kernel, convolve_maps, make_spectrum, spectrum_size
@@ -95,6 +96,8 @@ def prepare_2d(kernel: Tensor, height: int, width: int, *, form: Form | None = N
 
 def prepare(kernel: Tensor, spans: tuple[Span, ...], form: Form) -> Prepared:
     kernel = kernel if kernel.dtype is torch.float64 else kernel.float()
+    if form == "native" and not runs_natively(kernel):
+        form = fastest(tuple(span.size for span in spans), tuple(span.taps for span in spans))
     if kernel.is_meta:
         return Prepared(form, spans, kernel)
     with without_autocast(kernel):
@@ -103,13 +106,15 @@ def prepare(kernel: Tensor, spans: tuple[Span, ...], form: Form) -> Prepared:
 
 def convolve(x: Tensor, prepared: Prepared, bias: Tensor | None = None, *, factor: Tensor | None = None) -> Tensor:
     """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x, times a factor."""
-    if prepared.form == "native" and bias is None:
-        return convolve_native(x, prepared.kernel, prepared.spans, factor)
+    if prepared.form == "native":
+        require(runs_natively(x, factor), "plain float32 numbers of a CPU without gradients for the native form.")
     double = torch.float64 in (x.dtype, prepared.kernel.dtype) or prepared.kernel.dtype is torch.complex128
     exact = x.to(torch.float64 if double else torch.float32)
     if x.is_meta:
         out = count_transforms(exact, prepared)
     else:
+        if prepared.form == "native" and bias is None:
+            return convolve_native(x, prepared.kernel, prepared.spans, factor)
         with without_autocast(x):
             out = FORMS[prepared.form][1](exact, prepared.kernel, prepared.spans)
     out = (out if bias is None else torch.addcmul(out, exact, bias.to(out.dtype))).to(x.dtype)
@@ -339,7 +344,8 @@ def nearest(sizes: tuple[int, ...], taps: tuple[int, ...]) -> Form:
     size = math.prod(sizes) ** (1 / len(sizes))
     reach = math.prod(taps) ** (1 / len(taps))
     near = min(costs()[len(sizes)], key=lambda row: math.hypot(math.log(row.size / size), math.log(row.taps / reach)))
-    return min(near.seconds, key=lambda form: near.seconds[form])
+    known = [form for form in near.seconds if form != "native"]  # that one is chosen by what it may serve
+    return min(known, key=lambda form: near.seconds[form])
 
 
 def count_transforms(x: Tensor, prepared: Prepared) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.guards import is_many
 from mixlab.ops.linear import is_fast, linear_reference, product
 
 Inner = Literal["relu", "squared_relu", "gelu"]
@@ -73,11 +74,6 @@ class MlpGradient(torch.autograd.Function):
             if to_x is not None:
                 to_x[here] = product(to_hidden, first.t())
         return to_x, sums[0], sums[1], sums[2], gradient.sum(0) if needed[4] else None, None
-
-
-def is_many(gradient: Tensor) -> bool:
-    """Whether several gradients travel as one, as `is_grads_batched` lets them: they cannot be written into."""
-    return torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
 def rows_at_once(weight: Tensor) -> int:

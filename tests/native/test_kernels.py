@@ -1,0 +1,347 @@
+"""The kernels at every level of instructions that this processor has, beside the references."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import mixlab
+from mixlab import native
+from mixlab.grid import Grid
+from mixlab.layers import GELU, Mlp
+from mixlab.mixers.mlstm import ROWS, Mlstm, MlstmOptions
+from mixlab.native import kernels, may_run
+from mixlab.native.linear import AFTER, run_linear, run_mlp
+from mixlab.native.norm import norm_of_product
+from mixlab.native.recurrent import Run, lstm_maps
+from mixlab.ops import linear, longconv
+from mixlab.ops.linear import FOLLOWING
+from mixlab.ops.longconv import convolve, long_conv_1d, long_conv_2d, prepare_2d
+from mixlab.ops.recurrent import recurrent_reference
+
+LEVELS = [4, 8, 16]
+needs_kernels = pytest.mark.skipif(kernels() is None, reason="installed without a compiler")
+
+
+def test_they_are_built_where_there_is_a_compiler() -> None:
+    wanted = sys.platform == "linux" and shutil.which("gcc") and os.environ.get(native.VARIABLE) != "0"
+    assert kernels() is not None or not wanted
+
+
+@pytest.fixture(params=LEVELS)
+def lanes(request: pytest.FixtureRequest) -> Iterator[int]:
+    yield from at_level(request.param)
+
+
+def at_level(most: int) -> Iterator[int]:
+    """With vectors of so many numbers, or the most that there are."""
+    found = kernels()
+    if found is None:
+        pytest.skip("installed without a compiler")
+    usual = found.lanes
+    found.lanes = found.library.mixlab_choose(most)
+    yield found.lanes
+    found.lanes = found.library.mixlab_choose(usual)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def near(ours: Tensor, expected: Tensor, bound: float = 3e-6) -> None:
+    """Within a bound of the largest number expected, which is in double precision."""
+    assert ours.shape == expected.shape
+    assert ours.dtype is torch.float32
+    assert float((ours - expected).abs().max()) <= bound * float(expected.abs().max())
+
+
+# -- linear layers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 20), (7, 33, 57), (100, 400, 20), (600, 1000, 35), (97, 16, 16), (481, 5, 90)]
+)
+def test_linear(lanes: int, after: str, shape: tuple[int, int, int]) -> None:
+    rows, depth, columns = shape
+    x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth) / depth**0.5, torch.randn(columns)
+    follow = FOLLOWING[after]  # type: ignore[index]
+    near(run_linear(x, weight, bias, after), follow(F.linear(x.double(), weight.double(), bias.double())))
+    turned = weight.t().contiguous().t()
+    near(run_linear(x, turned, None, after), follow(F.linear(x.double(), weight.double())))
+
+
+@needs_kernels
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 40), depth=st.integers(1, 40), columns=st.integers(1, 40))
+def test_linear_of_any_size(rows: int, depth: int, columns: int) -> None:
+    x, weight = torch.randn(rows, depth), torch.randn(columns, depth)
+    near(run_linear(x, weight, None), F.linear(x.double(), weight.double()))
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 5, 2), (500, 40, 130, 33), (1000, 64, 700, 64)])
+def test_two_layers(lanes: int, shape: tuple[int, int, int, int]) -> None:
+    rows, width, hidden, out = shape
+    x, first, second = torch.randn(rows, width), torch.randn(hidden, width) / 8, torch.randn(out, hidden) / 8
+    bias, offset = torch.randn(hidden), torch.randn(out)
+    inner = F.gelu(F.linear(x.double(), first.double(), bias.double()))
+    near(run_mlp(x, first, bias, second, offset, "gelu"), F.linear(inner, second.double(), offset.double()))
+    inner = F.linear(x.double(), first.double()).relu().square()
+    near(run_mlp(x, first, None, second, None, "squared_relu"), F.linear(inner, second.double()))
+
+
+@needs_kernels
+@pytest.mark.parametrize("after", AFTER)
+def test_what_is_not_a_number_stays_so(after: str) -> None:
+    x = torch.randn(9, 20)
+    x[4, 3] = torch.nan
+    found = run_linear(x, torch.randn(17, 20), None, after)
+    assert found[4].isnan().all()
+    assert found[[0, 1, 2, 3, 5, 6, 7, 8]].isfinite().all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows", [40, 600])
+def test_what_lies_in_memory_otherwise(rows: int) -> None:
+    x, weight = torch.randn(rows, 32), torch.randn(48, 32)
+    for bias in (torch.ones(1).expand(48), torch.randn(96)[::2]):
+        near(linear.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double()))
+    for other in (torch.randn(48, 64)[:, :32], torch.randn(48, 64)[:, ::2], torch.randn(1, 32).expand(48, 32)):
+        near(linear.linear(x, other), F.linear(x.double(), other.double()))
+    layer = Mlp(32, 64, GELU(), bias=True)
+    layer.fc1.weight = torch.nn.Parameter(layer.fc1.weight.detach().t().contiguous().t())
+    expected = F.linear(F.gelu(F.linear(x, layer.fc1.weight, layer.fc1.bias)), layer.fc2.weight, layer.fc2.bias)
+    torch.testing.assert_close(layer(x[None], Grid(1, rows))[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+def test_layers_that_do_not_fit_each_other_are_refused() -> None:
+    layer = Mlp(32, 64, GELU(), bias=True)
+    layer.fc1 = torch.nn.Linear(32, 48)
+    with pytest.raises(RuntimeError, match="shapes"):
+        layer(torch.randn(1, 600, 32), Grid(1, 600))
+
+
+@needs_kernels
+def test_many_gradients_at_once() -> None:
+    x, weight, many = torch.randn(40, 32), torch.randn(48, 32), torch.randn(3, 40, 48)
+    with torch.enable_grad():
+        x.requires_grad_()
+        out = linear.linear(x, weight)
+        (found,) = torch.autograd.grad(out, x, many, is_grads_batched=True)
+    torch.testing.assert_close(found, many @ weight, rtol=1e-4, atol=1e-4)
+
+
+# -- norms ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 100])
+def test_norm_of_a_product(lanes: int, tokens: int) -> None:
+    wide, weight, bias = torch.randn(2, tokens, 96), torch.rand(32), torch.randn(32)
+    one, other, _ = wide.chunk(3, -1)
+    expected = F.layer_norm((one * other).double(), (32,), weight.double(), bias.double(), 1e-5)
+    near(norm_of_product(one, other, weight, bias, eps=1e-5), expected)
+    near(norm_of_product(one, other, None, eps=1e-5), (one * other).double())
+    near(norm_of_product(one, None, weight, eps=1e-5), F.layer_norm(one.double(), (32,), weight.double(), None, 1e-5))
+
+
+# -- recurrent steps -----------------------------------------------------------------------------
+
+
+def lstm_weights(dim: int, units: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    hidden = torch.randn(4 * units, units) / units**0.5
+    return torch.randn(4 * units, dim), hidden, torch.randn(4 * units), torch.randn(4 * units)
+
+
+@pytest.mark.parametrize("units", [1, 7, 16, 40])
+@pytest.mark.parametrize("sides", [(1, 1), (3, 2), (5, 30), (1, 9)])
+def test_lstm_over_columns_and_rows(lanes: int, units: int, sides: tuple[int, int]) -> None:
+    (height, width), dim = sides, 11
+    image = torch.randn(3, height, width, dim)
+    layers = [[lstm_weights(dim, units) for _ in range(2)] for _ in range(2)]
+    runs = [
+        Run(weights, vertical=not axis, backwards=bool(index))
+        for axis, directions in enumerate(layers)
+        for index, weights in enumerate(directions)
+    ]
+    exact = [[tuple(one.double() for one in weights) for weights in directions] for directions in layers]
+    columns = recurrent_reference("lstm", image.double().transpose(1, 2).flatten(0, 1), exact[0])  # type: ignore[arg-type]
+    rows = recurrent_reference("lstm", image.double().flatten(0, 1), exact[1])  # type: ignore[arg-type]
+    columns = columns.unflatten(0, (3, width)).transpose(1, 2)
+    near(lstm_maps(image, runs), torch.cat([columns, rows.unflatten(0, (3, height))], -1), 1e-5)
+
+
+# -- the matrix memory ---------------------------------------------------------------------------
+
+
+def mlstm(*, bias: bool = True, scale: float = 0.3) -> Mlstm:
+    torch.manual_seed(0)
+    layer = Mlstm(32, MlstmOptions(bias=bias, heads=2), ROWS).eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=scale)
+    return layer
+
+
+def exactly(layer: Mlstm, tokens: Tensor, grid: Grid) -> Tensor:
+    layer.form = "recurrent"
+    found: Tensor = layer.double()(tokens.double(), grid)
+    layer.float().form = "chunkwise"
+    return found
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (3, 5), (9, 13)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("chunk", [None, 1, 7, 200])
+def test_mlstm(lanes: int, sides: tuple[int, int], bias: bool, chunk: int | None) -> None:
+    layer, grid = mlstm(bias=bias), Grid(*sides)
+    layer.chunk = chunk
+    tokens = torch.randn(2, grid.image_tokens, 32)
+    wide = torch.randn(2, grid.image_tokens, 64)
+    assert layer.runs_natively(wide, wide, wide, grid)
+    near(layer(tokens, grid), exactly(layer, tokens, grid), 2e-5)
+
+
+@pytest.mark.parametrize("gate", [30.0, -30.0, -5000.0])
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_mlstm_with_extreme_gates(lanes: int, gate: float, chunk: int | None) -> None:
+    """Wide chunks, whose decay cannot be split; the last forgets e^-1000000 over the sequence."""
+    layer, grid = mlstm(), Grid(10, 20)
+    layer.chunk = chunk
+    layer.forget_gate.bias.fill_(gate)
+    layer.input_gate.bias.copy_(torch.tensor([abs(gate) % 100, -(abs(gate) % 100)]))
+    tokens = torch.randn(1, 200, 32)
+    near(layer(tokens, grid), exactly(layer, tokens, grid), 1e-4)
+
+
+@needs_kernels
+def test_mlstm_spreads_what_is_not_a_number() -> None:
+    layer, grid = mlstm(), Grid(4, 20)
+    tokens = torch.randn(2, 80, 32)
+    tokens[0, 50, 3] = torch.nan
+    found = layer(tokens, grid)
+    assert found[0, 60:].isnan().all()
+    assert found[1].isfinite().all()
+
+
+# -- long convolutions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [2**20, 0])
+@pytest.mark.parametrize("grid", [(1, 1), (1, 6), (2, 3), (7, 7), (13, 8), (25, 33)])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 5), (4, 2), (33, 81)])
+def test_long_convolutions_in_the_plane(
+    lanes: int, keep: int, grid: tuple[int, int], kernel: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(longconv, "NATIVE_NUMBERS", keep)
+    x, taps, factor = torch.randn(2, *grid, 37), torch.randn(*kernel, 37), torch.randn(2, *grid, 111)[..., 37:74]
+    expected = long_conv_2d(x.double(), taps.double(), form="direct")
+    near(long_conv_2d(x, taps, form="native"), expected)
+    near(convolve(x, prepare_2d(taps, *grid, form="native"), factor=factor), expected * factor)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 30, 49, 211])
+def test_long_convolutions_along_a_sequence(lanes: int, causal: bool, length: int) -> None:
+    x, taps, bias = torch.randn(3, length, 20), torch.randn(length if causal else 2 * length - 1, 20), torch.randn(20)
+    expected = long_conv_1d(x.double(), taps.double(), bias.double(), causal=causal, form="direct")
+    near(long_conv_1d(x, taps, bias, causal=causal, form="native"), expected)
+
+
+@needs_kernels
+def test_small_channels_do_not_suffer_from_large_ones() -> None:
+    x, taps = torch.randn(1, 64, 16), torch.randn(127, 16)
+    x[:, :, 0], taps[:, 1] = x[:, :, 0] * 1e6, taps[:, 1] * 1e-6
+    expected = long_conv_1d(x.double(), taps.double(), form="direct")
+    found = long_conv_1d(x, taps, form="native")
+    for channel in range(16):
+        near(found[..., channel], expected[..., channel])
+
+
+@needs_kernels
+@pytest.mark.parametrize("grid", [(1, 1), (1, 4), (3, 2)])
+def test_factors_that_lie_in_memory_otherwise(grid: tuple[int, int]) -> None:
+    x, taps = torch.randn(4, *grid, 20), torch.randn(3, 3, 20)
+    expected, ready = long_conv_2d(x.double(), taps.double(), form="direct"), prepare_2d(taps, *grid, form="native")
+    factors = [
+        torch.randn(1, *grid, 20).expand(4, -1, -1, -1),
+        torch.randn(8, *grid, 20)[::2],
+        torch.randn(4, *grid[::-1], 20).transpose(1, 2),
+        torch.randn(4, *grid, 60)[..., 40:],
+        torch.randn(4, 1 + grid[0] * grid[1], 20)[:, 1:].unflatten(1, grid),
+    ]
+    for factor in factors:
+        near(convolve(x, ready, factor=factor), expected * factor)
+
+
+@needs_kernels
+def test_native_is_another_form_where_it_cannot_serve() -> None:
+    x, taps = torch.randn(2, 9, 4, dtype=torch.float64), torch.randn(17, 4, dtype=torch.float64)
+    expected = long_conv_1d(x, taps, form="direct")
+    torch.testing.assert_close(long_conv_1d(x, taps, form="native"), expected)
+    with torch.enable_grad():
+        single = taps.float().requires_grad_()
+        long_conv_1d(x.float(), single, form="native").sum().backward()
+    assert single.grad is not None
+
+
+# -- when they serve -----------------------------------------------------------------------------
+
+FAMILIES = ["vil_pico", "hpx_former_pico", "hb_former_pico", "sequencer2d_pico", "caformer_pico", "coat_lite_pico"]
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", FAMILIES)
+def test_models_are_the_same_with_and_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = mixlab.create_model(name, num_classes=7).eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.02)
+    images = torch.randn(2, 3, 65, 48)
+    with_them = model(images)
+    for module in (native, linear):
+        monkeypatch.setattr(module, "kernels", lambda: None)
+    torch.testing.assert_close(model(images), with_them, rtol=0, atol=1e-4 * float(with_them.std()))
+
+
+@needs_kernels
+def test_they_serve_plain_inference_only() -> None:
+    x = torch.randn(3, 4)
+    assert may_run(x, None)
+    assert not may_run(x.double())
+    assert not may_run(x.to_mkldnn())
+    assert not may_run(x[:0])
+    with torch.enable_grad():
+        assert may_run(x)
+        assert not may_run(x, x.clone().requires_grad_())
+    with torch.autocast("cpu"):
+        assert not may_run(x)
+    assert not torch.vmap(lambda one: torch.tensor(may_run(one)))(x).any()
+
+
+@needs_kernels
+def test_they_can_be_switched_off() -> None:
+    code = "import mixlab.native as n; print(n.kernels())"
+    settings = {**os.environ, native.VARIABLE: "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None"
+
+
+@needs_kernels
+def test_one_thread_finds_the_same() -> None:
+    x, weight, threads = torch.randn(700, 40), torch.randn(50, 40), torch.get_num_threads()
+    several = run_linear(x, weight, None)
+    try:
+        torch.set_num_threads(1)
+        assert torch.equal(run_linear(x, weight, None), several)
+    finally:
+        torch.set_num_threads(threads)
