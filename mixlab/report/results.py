@@ -17,6 +17,7 @@ import torch
 from mixlab.choices import make, plain
 from mixlab.errors import ConfigError, require
 from mixlab.files import write_whole
+from mixlab.native import kernels
 from mixlab.version import VERSION
 
 
@@ -168,6 +169,7 @@ def describe_machine() -> dict[str, str]:
         "Python": platform.python_version(),
         "PyTorch": str(torch.__version__),
         "Mixlab": VERSION,
+        "kernels": "none" if (found := kernels()) is None else f"vectors of {found.lanes}",
     }
 
 

@@ -1,0 +1,118 @@
+"""Every kernel of `mixlab/native` beside what PyTorch does in its place, in turn, best of several runs.
+
+python benchmarks/kernels.py               # a minute or two on 2 quiet cores
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from mixlab.grid import Grid
+from mixlab.mixers.mlstm import ROWS, Mlstm, MlstmOptions
+from mixlab.mixers.recurrent import Recurrent2d, RecurrentLayer
+from mixlab.native import kernels
+from mixlab.native.linear import run_linear
+from mixlab.ops.longconv import convolve, prepare_1d, prepare_2d
+
+ROUNDS = 30
+ONEDNN = torch.ops.mkldnn._linear_pointwise
+LINEAR = (
+    (25088, 64, 256),
+    (25088, 256, 64),
+    (6272, 128, 512),
+    (1568, 320, 1280),
+    (1568, 1280, 320),
+    (392, 512, 2048),
+    (196, 320, 1280),
+    (49, 512, 2048),
+    (49, 2048, 512),
+)
+PLANES = ((56, 64), (28, 128), (14, 320), (7, 512))  # sides and channels of hpx_former_s18
+
+
+def in_turn(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Milliseconds of the best run of each."""
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], 1e3 * (time.perf_counter() - start))
+    return best
+
+
+def tell(what: str, best: dict[str, float]) -> None:
+    ours, *others = best.items()
+    rest = "; ".join(f"{name} {spent:.2f} ms, {spent / ours[1]:.2f} times" for name, spent in others)
+    print(f"{what:44} {ours[0]} {ours[1]:.2f} ms; {rest}", flush=True)
+
+
+def linear_layers() -> None:
+    for rows, depth, columns in LINEAR:
+        x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
+        runs: dict[str, Callable[[], object]] = {
+            "kernel": lambda x=x, w=weight, b=bias: run_linear(x, w, b),
+            "oneDNN": lambda x=x, w=weight, b=bias: ONEDNN(x, w, b, "none", [], ""),
+            "F.linear": lambda x=x, w=weight, b=bias: F.linear(x, w, b),
+        }
+        tell(f"linear {rows} x {depth} x {columns}", in_turn(runs))
+
+
+def long_convolutions() -> None:
+    for batch in (1, 8):
+        for side, channels in PLANES:
+            x, taps = torch.randn(batch, side, side, channels), torch.randn(2 * side - 1, 2 * side - 1, channels)
+            ready = {form: prepare_2d(taps, side, side, form=form) for form in ("native", "fft", "matrix")}
+            runs = {form: lambda x=x, one=one: convolve(x, one) for form, one in ready.items()}
+            tell(f"{batch} x {side} x {side} x {channels}, whole plane", in_turn(runs))
+        line, taps = torch.randn(batch, 3136, 64), torch.randn(6271, 64)
+        ready = {form: prepare_1d(taps, 3136, form=form) for form in ("native", "fft")}
+        runs = {form: lambda x=line, one=one: convolve(x, one) for form, one in ready.items()}
+        tell(f"{batch} x 3136 x 64, whole sequence", in_turn(runs))
+
+
+def lstm_layers() -> None:
+    for batch in (1, 8):
+        for side, dim in ((32, 192), (16, 384)):
+            layers = [RecurrentLayer(dim, dim // 4, "lstm", bidirectional=True) for _ in range(2)]
+            mixer, image = (
+                Recurrent2d(layers[0], layers[1], "concatenate", None).eval(),
+                torch.randn(batch, side, side, dim),
+            )
+            grid = Grid(side, side)
+            runs = {
+                "kernel": lambda m=mixer, x=image: m.both(x),
+                "PyTorch": lambda m=mixer, x=image, g=grid: m.one_by_one(x, g),
+            }
+            tell(f"LSTM over {batch} x {side} x {side} x {dim}", in_turn(runs))
+
+
+def matrix_memories() -> None:
+    for batch, side in ((1, 14), (8, 14), (1, 28), (1, 56)):
+        kernel, plain = (Mlstm(192, MlstmOptions(bias=True), ROWS).eval() for _ in range(2))
+        plain.load_state_dict(kernel.state_dict())
+        plain.runs_natively = lambda *_: False  # type: ignore[method-assign]
+        tokens, grid = torch.randn(batch, side * side, 192), Grid(side, side)
+        runs = {
+            "kernel": lambda m=kernel, x=tokens, g=grid: m(x, g),
+            "PyTorch": lambda m=plain, x=tokens, g=grid: m(x, g),
+        }
+        tell(f"mLSTM layer over {batch} x {side * side} x 192", in_turn(runs))
+
+
+def main() -> None:
+    found = kernels()
+    if found is None:
+        raise SystemExit("There are no kernels here: install Mixlab where there is a GCC.")
+    print(f"vectors of {found.lanes}, {torch.get_num_threads()} threads")
+    with torch.inference_mode():
+        linear_layers()
+        long_convolutions()
+        lstm_layers()
+        matrix_memories()
+
+
+if __name__ == "__main__":
+    main()
