@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from mixlab.kept import Keeper, Kept, may_keep
 from mixlab.layers import DepthwiseConv, is_plain, through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.native import may_run
+from mixlab.native.depthwise import convolve_and_multiply, joins
 from mixlab.native.norm import fits, norm_of_product
 from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d, runs_natively
 
@@ -212,6 +213,22 @@ class SeparableConv(nn.Module):
         return out if factor is None else out * factor
 
 
+class KnownNorm(NamedTuple):
+    """A layer norm without bias, or without weight none at all."""
+
+    weight: Tensor | None
+    eps: float
+
+
+def known_norm(norm: nn.Module) -> KnownNorm | None:
+    """What a kernel has to know to do the norm's work; None if it cannot."""
+    if type(norm) is nn.Identity and is_plain(norm):
+        return KnownNorm(None, 0.0)
+    if type(norm) is not nn.LayerNorm or norm.bias is not None or not is_plain(norm):
+        return None
+    return KnownNorm(norm.weight, norm.eps) if norm.weight.is_contiguous() else None
+
+
 # -- the mixer -----------------------------------------------------------------------------------
 
 
@@ -250,24 +267,38 @@ class Hyena(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         bare = Grid(grid.height, grid.width)
-        parts = self.shorten(through(self.project, grid.image(tokens)), bare).chunk(3, -1)  # each (B, H*W, C)
-        gate, one, other = parts if self.gate_first else (parts[2], parts[0], parts[1])
-        mixed = self.conv(self.normed(self.inner_norm, one, other), bare, gate)
+        product, gate = self.gated(through(self.project, grid.image(tokens)), bare)
+        mixed = self.conv(product, bare, gate)
         return grid.behind_zeros(through(self.out, self.normed(self.outer_norm, mixed)))
+
+    def gated(self, wide: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The normed product of two parts behind the short convolution, and the third, each (B, H*W, C)."""
+        gate, one, other = (0, 1, 2) if self.gate_first else (2, 0, 1)
+        norm, kernel, bias = known_norm(self.inner_norm), self.short.weight, self.short.bias
+        image = self.over(grid).to_map(wide).permute(0, 2, 3, 1)
+        plain = is_plain(self.short) and type(self.short) in (nn.Conv2d, DepthwiseConv)
+        if norm and plain and may_run(wide, kernel, bias, norm.weight) and joins(image, kernel, bias, norm.weight):
+            height, width = self.short.kernel_size
+            padding = (height // 2, width - 1 if self.causal else width // 2)
+            made = convolve_and_multiply(image, kernel, bias, padding, (one, other, gate), norm.weight, norm.eps)
+            return made[0].flatten(1, 2), made[1].flatten(1, 2)
+        parts = self.shorten(wide, grid).chunk(3, -1)
+        return self.normed(self.inner_norm, parts[one], parts[other]), parts[gate]
 
     def normed(self, norm: nn.Module, one: Tensor, other: Tensor | None = None) -> Tensor:
         """norm(one * other), or norm(one)."""
-        parts = [one] if other is None else [one, other]
-        weight, eps = (norm.weight, norm.eps) if type(norm) is nn.LayerNorm else (None, 0.0)
-        known = weight is not None and weight.is_contiguous() and norm.bias is None
-        known = known or (type(norm) is nn.Identity and other is not None)
-        if not (known and is_plain(norm) and may_run(*parts, weight) and fits(*parts)):
+        parts, known = [one] if other is None else [one, other], known_norm(norm)
+        nothing = known is None or (known.weight is None and other is None)
+        if known is None or nothing or not (may_run(*parts, known.weight) and fits(*parts)):
             return norm(one if other is None else one * other)
-        return norm_of_product(one, other, weight, eps=eps)
+        return norm_of_product(one, other, known.weight, eps=known.eps)
+
+    def over(self, grid: Grid) -> Grid:
+        """What the short convolution goes over: the plane or the tokens."""
+        return grid if self.plane else Grid(1, grid.image_tokens)
 
     def shorten(self, wide: Tensor, grid: Grid) -> Tensor:
-        """The short convolution, over the plane or along the tokens."""
-        over = grid if self.plane else Grid(1, grid.image_tokens)
+        over = self.over(grid)
         image = over.to_map(wide)
         image = F.pad(image, (self.short.kernel_size[1] - 1, 0)) if self.causal else image
         return over.from_map(self.short(image))

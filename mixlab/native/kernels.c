@@ -74,6 +74,7 @@ KERNEL(lstm, struct lstms)
 KERNEL(mlstm, struct mlstm)
 KERNEL(longconv, struct longconv)
 KERNEL(norm, struct norm)
+KERNEL(depthwise, struct depthwise)
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = 0};
 PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&module); }

@@ -61,6 +61,22 @@ struct norm {
     float eps;
 };
 
+/* Small kernels over every channel; out = f(first part) * f(second part), normed, and aside = f(third part). */
+struct depthwise {
+    const float *x;      /* images x height x width x row */
+    const float *weight; /* channels of x x high x wide */
+    const float *bias;   /* or NULL */
+    const float *norm;   /* or NULL: no norm */
+    float *out, *aside;  /* images x height x width x channels */
+    float *packed;
+    ptrdiff_t row;
+    int part[3]; /* where in a pixel the channels of a part begin; -1: there is none */
+    int images, height, width, channels;
+    int high, wide, above, before;
+    int after, strip, threads;
+    float eps;
+};
+
 /* out = f(left right + bias) */
 struct linear {
     const float *left, *right, *bias; /* rows x depth, depth x columns, columns or NULL */
@@ -86,4 +102,5 @@ struct kernels {
     int (*mlstm)(const struct mlstm *);
     int (*longconv)(const struct longconv *);
     int (*norm)(const struct norm *);
+    int (*depthwise)(struct depthwise *);
 };

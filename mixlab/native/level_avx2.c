@@ -10,6 +10,8 @@
 #include "mlstm.h"
 #include "longconv.h"
 #include "norm.h"
+#include "depthwise.h"
 
-const struct kernels kernels_avx2 = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm};
+const struct kernels kernels_avx2 = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm,
+                                     run_depthwise};
 #endif

@@ -8,5 +8,7 @@
 #include "mlstm.h"
 #include "longconv.h"
 #include "norm.h"
+#include "depthwise.h"
 
-const struct kernels kernels_base = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm};
+const struct kernels kernels_base = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm,
+                                     run_depthwise};

@@ -6,6 +6,22 @@ INLINE vec norm_input(const struct norm *at, const float *one, const float *othe
     return at->other ? x * load(other + c) : x;
 }
 
+/* A row in place. */
+INLINE void norm_row(float *row, int width, const float *weight, const float *bias, float eps) {
+    vec total = {0}, squares = {0};
+    for (int c = 0; c < width; c += LANES) total += load(row + c);
+    float mean = sum(total) / width;
+    for (int c = 0; c < width; c += LANES) {
+        vec x = load(row + c) - mean;
+        squares += x * x;
+    }
+    float over = 1.0f / __builtin_sqrtf(sum(squares) / width + eps);
+    for (int c = 0; c < width; c += LANES) {
+        vec x = (load(row + c) - mean) * over * load(weight + c);
+        store(row + c, bias ? x + load(bias + c) : x);
+    }
+}
+
 static int norm_task(void *about, long index) {
     const struct norm *at = about;
     long first = index * NORM_ROWS, end = first + NORM_ROWS < at->rows ? first + NORM_ROWS : at->rows;
@@ -13,23 +29,8 @@ static int norm_task(void *about, long index) {
     for (long row = first; row < end; row++) {
         const float *one = at->one + row * at->one_row, *other = at->other ? at->other + row * at->other_row : NULL;
         float *out = at->out + row * width;
-        vec total = {0}, squares = {0};
-        for (int c = 0; c < width; c += LANES) {
-            vec x = norm_input(at, one, other, c);
-            store(out + c, x);
-            total += x;
-        }
-        if (!at->weight) continue;
-        float mean = sum(total) / width;
-        for (int c = 0; c < width; c += LANES) {
-            vec x = load(out + c) - mean;
-            squares += x * x;
-        }
-        float over = 1.0f / __builtin_sqrtf(sum(squares) / width + at->eps);
-        for (int c = 0; c < width; c += LANES) {
-            vec x = (load(out + c) - mean) * over * load(at->weight + c);
-            store(out + c, at->bias ? x + load(at->bias + c) : x);
-        }
+        for (int c = 0; c < width; c += LANES) store(out + c, norm_input(at, one, other, c));
+        if (at->weight) norm_row(out, width, at->weight, at->bias, at->eps);
     }
     return 0;
 }

@@ -1,0 +1,87 @@
+"""Depthwise convolutions over maps with channels last, also with the product and the norm that follow in Hyena."""
+
+import ctypes
+from ctypes import c_float, c_int, c_ssize_t, c_void_p
+
+import torch
+from torch import Tensor
+
+from mixlab.native import kernels, pointer
+from mixlab.native.linear import AFTER
+from mixlab.native.longconv import row_of, with_rows
+from mixlab.native.norm import WIDTH
+
+Pair = tuple[int, int]  # rows, columns
+
+
+class DepthwiseAbout(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "weight", "bias", "norm", "out", "aside", "packed")),
+        ("row", c_ssize_t),
+        ("part", c_int * 3),
+        *((name, c_int) for name in ("images", "height", "width", "channels", "high", "wide", "above", "before")),
+        *((name, c_int) for name in ("after", "strip", "threads")),
+        ("eps", c_float),
+    )
+
+
+def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether maps (B, H, W, C) and kernels (C, 1, h, w) can be walked."""
+    return x.stride(3) == 1 and weight.is_contiguous() and (bias is None or bias.is_contiguous())
+
+
+def joins(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> bool:
+    """Whether that, and a norm of a third of the channels."""
+    return fits(x, weight, bias) and (norm is None or len(norm) % WIDTH == 0)
+
+
+def convolve_channels(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, after: str = "none") -> Tensor:
+    """(B, H, W, C) with kernels (C, 1, h, w); padding above and in front, and behind what keeps the size."""
+    out = x.new_empty(x.shape)
+    run(x, weight, bias, padding, out, channels=x.shape[3], part=(0, -1, -1), after=AFTER.index(after))
+    return out
+
+
+def convolve_and_multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Pair,
+    parts: tuple[int, int, int],
+    norm: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Maps with three parts of channels: the product of the convolutions of the first two that are named, normed, and
+    the convolution of the third.
+    """
+    channels = x.shape[3] // 3
+    out, aside = (x.new_empty(*x.shape[:3], channels) for _ in range(2))
+    part = tuple(channels * place for place in parts)
+    run(x, weight, bias, padding, out, aside=pointer(aside), channels=channels, part=part, norm=pointer(norm), eps=eps)
+    return out, aside
+
+
+def run(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, out: Tensor, *, part: tuple[int, ...], **given: object
+) -> None:
+    found, (images, height, width, _) = kernels(), x.shape
+    assert found is not None
+    x = with_rows(x)
+    about = DepthwiseAbout(
+        x=pointer(x),
+        weight=pointer(weight),
+        bias=pointer(bias),
+        out=pointer(out),
+        row=row_of(x),
+        part=(c_int * 3)(*part),
+        images=images,
+        height=height,
+        width=width,
+        high=weight.shape[2],
+        wide=weight.shape[3],
+        above=padding[0],
+        before=padding[1],
+        threads=torch.get_num_threads(),
+        **given,
+    )
+    found.run("depthwise", about)
