@@ -50,39 +50,68 @@ INLINE void small_transform(int radix, float sign, cvec *a) {
     }
 }
 
-/* One step of a transform: `apart` groups of radix * groups places become groups of their own. */
-INLINE void pass(int radix, float sign, const float *from, float *to, int groups, int apart, const float *turns) {
+/* Where the places of a transform lie: floats from one to the next. */
+struct lane {
+    float *at;
+    size_t step;
+};
+
+/* One step of a transform: `apart` groups of radix * groups places become groups of their own. Of the radix places that
+meet only the first `live` are not zero, and only the first `wanted` are written. */
+INLINE void pass(int radix, int live, int wanted, float sign, struct lane from, struct lane to, int groups, int apart,
+                 const float *turns) {
     for (int p = 0; p < groups; p++)
         for (int q = 0; q < apart; q++) {
             cvec a[7];
-            for (int i = 0; i < radix; i++) a[i] = get(from + (size_t)CELL * (q + apart * (p + groups * i)));
-            small_transform(radix, sign, a);
-            put(to + (size_t)CELL * (q + apart * radix * p), a[0]);
-            for (int i = 1; i < radix; i++) {
+            for (int i = 0; i < radix; i++)
+                a[i] = i < live ? get(from.at + from.step * (q + apart * (p + groups * i))) : (cvec){{0}, {0}};
+            if (radix == 4 && live == 2) { /* without what is added to zeros */
+                cvec one = a[0], other = a[1], turned = times_i(other, sign);
+                a[0] = plus(one, other), a[1] = plus(one, turned), a[2] = minus(one, other), a[3] = minus(one, turned);
+            } else if (radix == 2 && live == 1) {
+                a[1] = a[0];
+            } else {
+                small_transform(radix, sign, a);
+            }
+            put(to.at + to.step * (q + apart * radix * p), a[0]);
+            for (int i = 1; i < wanted; i++) {
                 const float *turn_by = turns + 2 * (size_t)apart * p * i; /* of the whole circle's steps */
-                put(to + (size_t)CELL * (q + apart * (radix * p + i)), times(a[i], turn_by[0], sign * turn_by[1]));
+                cvec result = groups == 1 ? a[i] : times(a[i], turn_by[0], sign * turn_by[1]);
+                put(to.at + to.step * (q + apart * (radix * p + i)), result);
             }
         }
 }
 
 #define PASS(radix) \
     case radix: \
-        if (backwards) pass(radix, 1.0f, from, to, groups, apart, turns); \
-        else pass(radix, -1.0f, from, to, groups, apart, turns); \
+        if (backwards) pass(radix, radix, radix, 1.0f, from, to, groups, apart, turns); \
+        else pass(radix, radix, radix, -1.0f, from, to, groups, apart, turns); \
         break;
 
-/* A transform of `size` places; the result lies in one of the two buffers, which is returned. */
-static float *fourier(float *x, float *y, int size, const float *turns, int backwards) {
-    float *from = x, *to = y;
-    int apart = 1, left = size;
-    while (left > 1) {
-        int radix = left % 4 == 0 ? 4 : left % 2 == 0 ? 2 : left % 3 == 0 ? 3 : left % 5 == 0 ? 5 : 7, groups = left / radix;
-        switch (radix) { PASS(2) PASS(3) PASS(4) PASS(5) PASS(7) }
-        left = groups, apart *= radix;
-        float *swap = from;
-        from = to, to = swap;
+/* Forwards fours come first and backwards last: there half of the places are zeros or not wanted. */
+INLINE int radix_of(int left, int backwards) {
+    if (!backwards) return left % 4 == 0 ? 4 : left % 2 == 0 ? 2 : left % 3 == 0 ? 3 : left % 5 == 0 ? 5 : 7;
+    return left % 7 == 0 ? 7 : left % 5 == 0 ? 5 : left % 3 == 0 ? 3 : left % 4 == 0 ? 4 : 2;
+}
+
+/* How many places are read, or backwards written, of lines that fill so many: what lies between is zero, or nothing. */
+INLINE int places_touched(int size, int filled) { return size % 2 == 0 && filled <= size / 2 ? size / 2 : size; }
+
+/* The transform of `size` places; `touched` of them are not zero or, backwards, wanted. `room` is for two lines. */
+static void fourier(struct lane from, struct lane to, float *room, int size, int touched, const float *turns, int backwards) {
+    struct lane last = to, spare[2] = {{room, CELL}, {room + (size_t)size * CELL, CELL}};
+    if (size == 1) put(to.at, get(from.at));
+    for (int left = size, apart = 1, step = 0; left > 1; step++) {
+        int radix = radix_of(left, backwards), groups = left / radix, half = touched < size;
+        to = groups == 1 ? last : spare[step % 2];
+        if (half && !backwards && apart == 1 && radix == 4) pass(4, 2, 4, -1.0f, from, to, groups, apart, turns);
+        else if (half && !backwards && apart == 1 && radix == 2) pass(2, 1, 2, -1.0f, from, to, groups, apart, turns);
+        else if (half && backwards && groups == 1 && radix == 4) pass(4, 4, 2, 1.0f, from, to, groups, apart, turns);
+        else if (half && backwards && groups == 1 && radix == 2) pass(2, 2, 1, 1.0f, from, to, groups, apart, turns);
+        else
+            switch (radix) { PASS(2) PASS(3) PASS(4) PASS(5) PASS(7) }
+        left = groups, apart *= radix, from = to;
     }
-    return from;
 }
 
 /* P Z + M conj(Z') and its partner at -k, in place. */
@@ -97,14 +126,12 @@ INLINE void meet(float *here, float *there, const float *spectrum) {
 /* A column there and back: its transform, the kernel's, and the inverse. With a partner, both. */
 static void columns_task(const struct longconv *at, float *spectra, const float *kernel, float *room, int column, int tall) {
     int partner = (at->columns - column) % at->columns, rows = at->rows, both = partner != column;
-    size_t size = (size_t)rows * CELL, filled = (size_t)at->height * CELL;
-    float *found[2], *places[2] = {spectra + (size_t)column * tall * CELL, spectra + (size_t)partner * tall * CELL};
-    for (int i = 0; i <= both; i++) {
-        float *x = room + 2 * i * size;
-        memcpy(x, places[i], filled * sizeof(float));
-        memset(x + filled, 0, (size - filled) * sizeof(float));
-        found[i] = fourier(x, x + size, rows, at->row_turns, 0);
-    }
+    int touched = places_touched(rows, at->height);
+    size_t size = (size_t)rows * CELL;
+    float *found[2] = {room, room + size};
+    struct lane places[2] = {{spectra + (size_t)column * tall * CELL, CELL}, {spectra + (size_t)partner * tall * CELL, CELL}};
+    for (int i = 0; i <= both; i++)
+        fourier(places[i], (struct lane){found[i], CELL}, room + 2 * size, rows, touched, at->row_turns, 0);
     if (both) {
         meet(found[0], found[1], kernel);
         for (int k = 1; k < rows; k++)
@@ -113,11 +140,8 @@ static void columns_task(const struct longconv *at, float *spectra, const float 
         for (int k = 0; k <= rows / 2; k++)
             meet(found[0] + (size_t)k * CELL, found[0] + (size_t)((rows - k) % rows) * CELL, kernel + (size_t)k * 2 * CELL);
     }
-    for (int i = 0; i <= both; i++) {
-        float *x = room + 2 * i * size;
-        float *result = fourier(found[i], found[i] == x ? x + size : x, rows, at->row_turns, 1);
-        memcpy(places[i], result, filled * sizeof(float));
-    }
+    for (int i = 0; i <= both; i++)
+        fourier((struct lane){found[i], CELL}, places[i], room + 2 * size, rows, touched, at->row_turns, 1);
 }
 
 /* Which channels a block holds. */
@@ -160,19 +184,20 @@ static struct scale scale_of(const struct longconv *at, const struct lanes *lane
     return (struct scale){power_below(found.re), power_below(found.im)};
 }
 
-/* The transform of a line of `count` places from `from` on, into column k's place `row` of `spectra`, for every k. */
+/* The transform of a line of `count` places from `from` on, into column k's place `row` of `spectra`, for every k; `line`
+is for three. */
 INLINE void line_task(const struct longconv *at, const struct lanes *lanes, const struct scale *scale, const float *from,
                       int count, int start, float *line, float *spectra, int tall, int row) {
-    int columns = at->columns;
+    int columns = at->columns, touched = start ? columns : places_touched(columns, count);
     vec re = inverse_power(scale->re), im = inverse_power(scale->im);
-    memset(line, 0, (size_t)columns * CELL * sizeof(float));
+    if (touched > count) memset(line, 0, (size_t)touched * CELL * sizeof(float));
     for (int w = 0; w < count; w++) {
         const float *x = from + (size_t)w * at->channels + lanes->first;
         put(line + (size_t)((start + w + columns) % columns) * CELL,
             (cvec){load_some(x, lanes->real) * re, load_some(x + LANES, lanes->imaginary) * im});
     }
-    const float *result = fourier(line, line + (size_t)columns * CELL, columns, at->column_turns, 0);
-    for (int k = 0; k < columns; k++) put(spectra + ((size_t)k * tall + row) * CELL, get(result + (size_t)k * CELL));
+    struct lane to = {spectra + (size_t)row * CELL, (size_t)tall * CELL};
+    fourier((struct lane){line, CELL}, to, line + (size_t)columns * CELL, columns, touched, at->column_turns, 0);
 }
 
 /* Half the sum and difference of the kernels' transforms, from those of a + ib at k and -k. */
@@ -189,7 +214,7 @@ INLINE size_t spectrum_size(const struct longconv *at) { return ((size_t)(at->co
 static int spectrum_of(const struct longconv *at, long block, float *to) {
     int columns = at->columns, rows = at->rows, tall = at->high | 1;
     struct lanes lanes = lanes_of(at, block);
-    size_t size = (size_t)rows * CELL, work = 4 * size, lines = 2 * (size_t)columns * CELL;
+    size_t size = (size_t)rows * CELL, work = 5 * size, lines = 3 * (size_t)columns * CELL;
     float *room = claim((size_t)columns * tall * CELL + (work > lines ? work : lines)), scale = 0.5f / ((float)rows * columns);
     if (!room) return 1;
     float *spectra = room, *line = room + (size_t)columns * tall * CELL;
@@ -199,13 +224,13 @@ static int spectrum_of(const struct longconv *at, long block, float *to) {
         line_task(at, &lanes, &powers, at->taps + (size_t)h * at->wide * at->channels, at->wide, -at->before, line, spectra, tall, h);
     for (int column = 0; column <= columns / 2; column++) {
         int partner = (columns - column) % columns;
-        float *found[2];
+        float *found[2] = {line, line + size};
         for (int i = 0; i < 2; i++) {
-            float *x = line + 2 * i * size, *from = spectra + (size_t)(i ? partner : column) * tall * CELL;
+            float *x = line + 2 * size, *from = spectra + (size_t)(i ? partner : column) * tall * CELL;
             memset(x, 0, size * sizeof(float));
             for (int h = 0; h < at->high; h++)
                 put(x + (size_t)((h - at->above + rows) % rows) * CELL, get(from + (size_t)h * CELL));
-            found[i] = fourier(x, x + size, rows, at->row_turns, 0);
+            fourier((struct lane){x, CELL}, (struct lane){found[i], CELL}, x + size, rows, rows, at->row_turns, 0);
         }
         for (int k = 0; k < rows; k++)
             part(to + ((size_t)column * rows + k) * 2 * CELL, found[0] + (size_t)k * CELL,
@@ -222,9 +247,10 @@ static int spectrum_task(void *about, long block) {
 
 /* One block of channels of one image. */
 static int convolve_block(const struct longconv *at, long block, long image, const float *kernel) {
-    int height = at->height, width = at->width, columns = at->columns, tall = height | 1; /* odd: spread over the cache */
+    int height = at->height, width = at->width, columns = at->columns;
+    int touched = places_touched(at->rows, height), tall = touched | 1; /* odd: spread over the cache */
     struct lanes lanes = lanes_of(at, block);
-    size_t work = 4 * (size_t)at->rows * CELL, lines = 2 * (size_t)columns * CELL;
+    size_t work = 4 * (size_t)at->rows * CELL, lines = 3 * (size_t)columns * CELL;
     float *room = claim((size_t)columns * tall * CELL + (work > lines ? work : lines));
     if (!room) return 1;
     float *spectra = room, *line = room + (size_t)columns * tall * CELL;
@@ -234,14 +260,16 @@ static int convolve_block(const struct longconv *at, long block, long image, con
     lacking.re *= powers.re, lacking.im *= powers.im;
     for (int h = 0; h < height; h++)
         line_task(at, &lanes, &powers, x + (size_t)h * width * at->channels, width, 0, line, spectra, tall, h);
+    for (int k = 0; k < columns && height < touched; k++)
+        memset(spectra + ((size_t)k * tall + height) * CELL, 0, (size_t)(touched - height) * CELL * sizeof(float));
     for (int k = 0; k <= columns / 2; k++) columns_task(at, spectra, kernel + (size_t)k * at->rows * 2 * CELL, line, k, tall);
     for (int h = 0; h < height; h++) {
-        for (int k = 0; k < columns; k++) put(line + (size_t)k * CELL, get(spectra + ((size_t)k * tall + h) * CELL));
-        const float *result = fourier(line, line + (size_t)columns * CELL, columns, at->column_turns, 1);
+        struct lane from = {spectra + (size_t)h * CELL, (size_t)tall * CELL}, to = {line, CELL};
+        fourier(from, to, line + (size_t)columns * CELL, columns, places_touched(columns, width), at->column_turns, 1);
         for (int w = 0; w < width; w++) {
             size_t pixel = ((size_t)image * height + h) * width + w;
             float *to = at->out + pixel * at->channels + lanes.first;
-            cvec y = get(result + (size_t)w * CELL);
+            cvec y = get(line + (size_t)w * CELL);
             y.re *= lacking.re, y.im *= lacking.im;
             if (at->factor) {
                 const float *factor = at->factor + pixel * at->factor_row + lanes.first;
