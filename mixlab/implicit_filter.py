@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mixlab.grid import Grid
 from mixlab.guards import without_autocast
-from mixlab.layers import is_plain
+from mixlab.layers import is_plain, weights_of
 from mixlab.modules import Modules
 from mixlab.ops.resample import resample_taps
 
@@ -144,9 +144,12 @@ class ImplicitFilter(nn.Module):
 
     def sources(self) -> list[Tensor]:
         """Everything that the kernels are made from. Asking the module for it would take as long as using it."""
-        tensors = [self.positions, self.distance, self.decay, self.out.weight, *self.frequencies]
-        tensors += [tensor for linear in self.linears for tensor in (linear.weight, linear.bias)]
-        return tensors if self.shift is None else [*tensors, self.shift]
+        tensors: list[Tensor | None] = [*self._parameters.values(), *self._buffers.values()]
+        tensors += self.frequencies._parameters.values()
+        for layer in self.linears._modules.values():
+            tensors += weights_of(layer)
+        tensors.append(self.out.weight)
+        return [one for one in tensors if one is not None]
 
     def resample(self, values: Tensor, taps: tuple[int, ...]) -> Tensor:
         for axis, size in enumerate(taps):

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.guards import is_transformed
+from mixlab.native import kernels
 
 T = TypeVar("T")
 
 
 class Entry(NamedTuple):
     key: Hashable
-    sources: list[Tensor]
+    sources: "Watched"
     value: Any
 
 
@@ -32,12 +33,18 @@ class Kept(Generic[T]):
     def get(self, key: Hashable, sources: Sequence[Tensor], make: Callable[[], T]) -> T:
         """The value for this key and these sources: kept from an earlier call, or made now."""
         entry = self.entry
-        if entry is None or entry.key != key or not unchanged(entry.sources, sources):
+        if entry is None or entry.key != key or not entry.sources.are(sources):
             with torch.inference_mode(False), torch.no_grad():  # what is kept may meet gradients later
-                entry = Entry(key, [source.clone() for source in sources], make())
+                entry = Entry(key, Watched(sources), make())
             self.entry = entry
         value: T = entry.value
         return value
+
+    def recall(self, key: Hashable, sources: Sequence[Tensor]) -> T | None:
+        """The value that was kept under this key, if these very tensors are as they were."""
+        entry = self.entry
+        known = entry is not None and entry.key == key and entry.sources.are_as_they_were(sources)
+        return entry.value if entry is not None and known else None
 
     def drop(self) -> None:
         self.entry = None
@@ -69,6 +76,49 @@ def may_keep(layer: nn.Module, sources: Sequence[Tensor]) -> bool:
     if any(source.is_cuda for source in sources) and torch.cuda.is_current_stream_capturing():
         return False  # nothing can be compared while a graph is recorded
     return all(type(source) in (Tensor, nn.Parameter) and not source.is_meta for source in sources)
+
+
+class Watched:
+    """Tensors and a copy of their values."""
+
+    def __init__(self, sources: Sequence[Tensor]) -> None:
+        self.copies = [source.clone(memory_format=torch.preserve_format) for source in sources]
+        plain = all(source.device.type == "cpu" and source.is_contiguous() for source in sources)
+        self.places = [(one, one.data_ptr(), one.shape, one.stride()) for one in sources] if plain else None
+        self.memory = Memory(sources, self.copies) if plain else None
+
+    def are(self, sources: Sequence[Tensor]) -> bool:
+        return self.are_as_they_were(sources) or unchanged(self.copies, sources)
+
+    def are_as_they_were(self, sources: Sequence[Tensor]) -> bool:
+        """The same for the very tensors that were there before, in the same place, in a tenth of the time."""
+        if self.places is None or self.memory is None or len(sources) != len(self.places):
+            return False
+        for source, (before, pointer, shape, stride) in zip(sources, self.places, strict=True):
+            if source is not before or source.data_ptr() != pointer:
+                return False
+            if source.shape != shape or source.stride() != stride:
+                return False
+        return self.memory.is_same()
+
+
+class Memory:
+    """Pieces of memory and their copies, which one call compares."""
+
+    def __init__(self, now: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        pairs = [(one, other) for one, other in zip(now, before, strict=True) if one.nbytes]
+        count = len(pairs)
+        self.pairs = [(one.data_ptr(), other.data_ptr(), one.nbytes) for one, other in pairs]
+        self.now = (ctypes.c_void_p * count)(*(pair[0] for pair in self.pairs))
+        self.before = (ctypes.c_void_p * count)(*(pair[1] for pair in self.pairs))
+        self.sizes = (ctypes.c_size_t * count)(*(pair[2] for pair in self.pairs))
+
+    def is_same(self) -> bool:
+        found = kernels()
+        if found is not None:
+            return found.are_same(self.now, self.before, self.sizes, len(self.pairs))
+        compare = compare_memory()
+        return compare is not None and all(compare(*pair) == 0 for pair in self.pairs)
 
 
 def unchanged(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:

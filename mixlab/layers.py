@@ -12,7 +12,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from mixlab.choices import Choice, Registry
 from mixlab.grid import Grid
 from mixlab.modules import Modules
-from mixlab.native.linear import run_mlp
+from mixlab.native.linear import AS_IT_IS, Then, run_mlp
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.linear import (
@@ -44,7 +44,15 @@ ScalingChoice = Annotated[Choice, SCALINGS]
 
 def through(layer: nn.Linear, x: Tensor) -> Tensor:
     """layer(x) by the fastest way."""
-    return linear(x, layer.weight, layer.bias) if is_own(layer) else layer(x)
+    return linear(x, *weights_of(layer)) if is_own(layer) else layer(x)
+
+
+def weights_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias, looked up where they lie unless something stands for them."""
+    own = layer._parameters
+    if "weight" in own and "bias" in own and own["weight"] is not None:
+        return own["weight"], own["bias"]
+    return layer.weight, layer.bias  # type: ignore[return-value]
 
 
 def is_own(layer: nn.Module) -> bool:
@@ -86,8 +94,8 @@ def linear_for_fusion(layer: nn.Linear, x: Tensor) -> Tensor:
 class Activation(nn.Module):
     """An elementwise function that knows the cheapest ways out of a linear layer in front and into one behind.
 
-    It is what a linear layer does in the same pass (`after`), then `finish` unless that is `complete`. A class with a
-    forward of its own and without one of these does not inherit it.
+    It is what a linear layer does in the same pass (`after` and `then`), then `finish` unless that is `complete`. A class
+    with a forward of its own and without one of these does not inherit it.
     """
 
     after: After = "none"
@@ -97,32 +105,35 @@ class Activation(nn.Module):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "forward" in vars(cls):
-            for name in ("after", "complete", "inner", "finish", "folded", "fused_into"):
+            for name in ("after", "then", "complete", "inner", "finish", "folded", "fused_into"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Activation)[name])
 
+    def then(self) -> Then:
+        """A factor and a summand behind a squared ReLU."""
+        return AS_IT_IS
+
     def finish(self, x: Tensor) -> Tensor:
-        """What is left to do behind `after`, in the memory of x."""
+        """What is left to do behind these, in the memory of x."""
         return x.copy_(self(x))
 
     def behind(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """self(layer(x))"""
         if self.is_fast() and is_own(layer) and not torch.is_grad_enabled() and is_fast(x, layer.weight, layer.bias):
-            found = product(x, layer.weight, layer.bias, self.after)
+            found = product(x, layer.weight, layer.bias, self.after, self.then())
             return found if self.complete else self.finish(found)
         return self(through(layer, x))
 
     def is_fast(self) -> bool:
         """Whether its parts may be computed in place of itself."""
-        return is_plain(self) and all(is_plain_float(one) for one in self.parameters())
-
-    def unfolded(self, behind: nn.Linear) -> Folded:
-        """What is left to do behind `after`, and weight and bias of the layer behind."""
-        return None if self.complete else self.finish, behind.weight, behind.bias
+        own = self.parameters() if self._modules else self._parameters.values()
+        return is_plain(self) and all(one is None or is_plain_float(one) for one in own)
 
     def folded(self, behind: nn.Linear) -> Folded:
-        """The same, where a part of `finish` may have moved into the layer behind."""
-        return self.unfolded(behind)
+        """What is left to do behind `after` and not `then`, and weight and bias of the layer behind, to which a part of
+        the activation may have moved.
+        """
+        return None if self.complete else self.finish, behind.weight, behind.bias
 
     def into(self, x: Tensor, layer: nn.Linear, *, own: bool) -> Tensor:
         """layer(self(x)). `own` allows x to be overwritten, which happens when no gradient is recorded."""
@@ -198,6 +209,7 @@ class StarReLU(Activation):
     """scale * relu(x)^2 + bias, both shared by all channels (MetaFormer, Eq. 15)."""
 
     after = inner = "squared_relu"
+    complete = True
 
     def __init__(self, scale: float, bias: float, learn_scale: bool, learn_bias: bool) -> None:
         super().__init__()
@@ -207,8 +219,8 @@ class StarReLU(Activation):
     def forward(self, x: Tensor) -> Tensor:
         return star_relu(x, self.scale, self.bias)
 
-    def finish(self, x: Tensor) -> Tensor:
-        return x.mul_(self.scale).add_(self.bias)
+    def then(self) -> Then:
+        return self.scale.item(), self.bias.item()
 
     def folded(self, behind: nn.Linear) -> "Folded":
         shift = self.bias * behind.weight.sum(1)  # W (s r^2 + b) = (s W) r^2 + b W 1
@@ -283,12 +295,10 @@ class Mlp(nn.Module):
     def is_fast(self, tokens: Tensor) -> bool:
         if not (is_own(self.fc1) and is_own(self.fc2)):
             return False
-        weight, bias = self.fc2.weight, self.fc2.bias
-        fits = weight.ndim == 2 and weight.shape[1] == len(self.fc1.weight)
+        (first, inner_bias), (weight, bias) = weights_of(self.fc1), weights_of(self.fc2)
+        fits = weight.ndim == 2 and weight.shape[1] == len(first) and is_plain_float(weight)
         fits = fits and (bias is None or (is_plain_float(bias) and bias.shape == weight.shape[:1]))
-        return (
-            is_plain_float(weight) and fits and self.act.is_fast() and is_fast(tokens, self.fc1.weight, self.fc1.bias)
-        )
+        return fits and self.act.is_fast() and is_fast(tokens, first, inner_bias)
 
     def is_large(self, tokens: Tensor) -> bool:
         """Whether there are more activations than weights."""
@@ -304,13 +314,14 @@ class Mlp(nn.Module):
         """As many tokens at a time as keep the wide layer in the cache."""
         rows = tokens.reshape(-1, tokens.shape[-1])
         step = rows_in_cache(len(rows), self.fc1.out_features)
-        finish, weight, bias = (self.act.folded if self.is_large(tokens) else self.act.unfolded)(self.fc2)
-        if finish is None and len(rows) >= TWO and self.may_join(tokens, weight, bias):
-            return run_mlp(tokens, self.fc1.weight, self.fc1.bias, weight, bias, self.act.after)
+        (first, inner_bias), (weight, bias), act = weights_of(self.fc1), weights_of(self.fc2), self.act
+        then = act.then()
+        if act.complete and len(rows) >= TWO and self.may_join(tokens, weight, bias):
+            return run_mlp(tokens, first, inner_bias, weight, bias, act.after, then)
 
         def of(some: Tensor) -> Tensor:
-            hidden = product(some, self.fc1.weight, self.fc1.bias, self.act.after)
-            return product(hidden if finish is None else finish(hidden), weight, bias)
+            hidden = product(some, first, inner_bias, act.after, then)
+            return product(hidden if act.complete else act.finish(hidden), weight, bias)
 
         if step == len(rows):
             return of(rows).unflatten(0, tokens.shape[:-1])

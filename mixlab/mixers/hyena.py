@@ -112,9 +112,14 @@ class LongConv(Keeper):
     def forward(self, tokens: Tensor, grid: Grid, factor: Tensor | None = None) -> Tensor:
         """The convolution, times a factor per output."""
         sources = [self.bias, *self.filter.sources()]
+        keeps = self.reuse and not self.training and self.filter.is_plain()
+        if keeps and not torch.is_grad_enabled() and self.runs_natively(tokens, factor):
+            known = self.kept.recall((grid, "native"), sources)
+            if isinstance(known, Prepared):
+                return self.convolve(tokens, known, grid, factor)
         other = None if self.form == "native" else self.form
         form: Form | None = "native" if self.runs_natively(tokens, factor, *sources) else other
-        if self.reuse and may_keep(self, sources) and self.filter.is_plain():
+        if keeps and may_keep(self, sources):
             kernel = self.kept.get((grid, form), sources, lambda: self.to_keep(grid, form))
         else:
             kernel = self.kernel(grid)

@@ -15,7 +15,7 @@ import sys
 import torch
 from torch import Tensor
 
-from mixlab.guards import is_many, is_transformed
+from mixlab.guards import is_transformed
 
 VARIABLE = "MIXLAB_NATIVE"  # 0: none; 4, 8 or 16: vectors of so many numbers at most
 
@@ -27,6 +27,11 @@ class Kernels:
         self.library = ctypes.CDLL(path)
         self.library.mixlab_use_crew(crew)
         self.lanes = int(self.library.mixlab_choose(most_lanes))
+        self.same = self.library.mixlab_same
+
+    def are_same(self, now: object, before: object, sizes: object, count: int) -> bool:
+        """Whether pieces of memory of so many bytes hold the same: arrays of their addresses and sizes."""
+        return bool(self.same(now, before, sizes, count, torch.get_num_threads()))
 
     def run(self, name: str, about: ctypes.Structure) -> None:
         if getattr(self.library, f"mixlab_{name}")(ctypes.byref(about), ctypes.sizeof(about)):
@@ -58,16 +63,21 @@ def thread_starter() -> object:
 
 def may_run(*tensors: Tensor | None) -> bool:
     """Whether the kernels are there and these are plain float32 numbers of a CPU that nothing follows."""
-    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors):
-        return False
     if is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0:
         return False
-    return all(one is None or is_plain(one) for one in tensors) and kernels() is not None
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors):
+        return False
+    for one in tensors:
+        if one is not None and not is_plain(one):
+            return False
+    return kernels() is not None
 
 
 def is_plain(x: Tensor) -> bool:
-    plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype is torch.float32 and x.device.type == "cpu"
-    return plain and x.layout is torch.strided and x.numel() > 0 and not is_many(x)
+    """Asked in front of every kernel, outside of compiled code: the cheapest question first."""
+    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided or x.numel() == 0:
+        return False
+    return type(x) is torch.nn.Parameter or (type(x) is Tensor and not torch._C._functorch.is_legacy_batchedtensor(x))
 
 
 def pointer(x: Tensor | None) -> int | None:

@@ -49,7 +49,7 @@ INLINE void depthwise_row(const struct depthwise *at, const struct tile *tile, i
             depthwise_columns(wide, lines, (size_t)(column - tile->left) * BLOCK + lane, at->high, weights + lane, sums);
             for (int t = 0; t < count; t++) {
                 float *to = out + (size_t)(column + t) * at->channels + lane;
-                vec result = activated(sums[t], at->after);
+                vec result = activated(sums[t], at->after, (const float[]){1, 0});
                 if (times) result *= load_some(to, channels - lane);
                 store_some(to, result, channels - lane);
             }
@@ -82,7 +82,7 @@ INLINE void depthwise_pixels(const struct depthwise *at, int wide, const float *
                 }
                 for (int t = 0; t < count; t++) {
                     float *to = (part == 2 ? aside : out) + (size_t)t * at->channels + place;
-                    vec result = activated(sums[t], at->after);
+                    vec result = activated(sums[t], at->after, (const float[]){1, 0});
                     store_some(to, part == 1 ? result * load_some(to, channels) : result, channels);
                 }
             }

@@ -86,6 +86,7 @@ struct linear {
     int columns, depth;
     int right_turned; /* it lies there as columns x depth */
     int after, threads;
+    float then[2]; /* a factor and a summand behind the squared ReLU */
 };
 
 /* Two of them, one behind the other; `left` of the second and `out` of the first are not used. */

@@ -24,12 +24,13 @@ INLINE vec error_function(vec x) {
     return x * over / under;
 }
 
-INLINE vec activated(vec x, int after) {
+/* `then`: a factor and a summand behind the squared ReLU. */
+INLINE vec activated(vec x, int after, const float *then) {
     if (after == GELU) return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
     if (after == RELU) return at_least(x, 0.0f);
     if (after == SQUARED_RELU) {
         x = at_least(x, 0.0f);
-        return x * x;
+        return x * x * then[0] + then[1];
     }
     return after == SILU ? x * sigmoid(x) : x;
 }
@@ -106,7 +107,8 @@ static void pack(const struct linear *at, long panel, float *to) {
 
 /* As `tile`, from the bias on where it begins and through the activation where it ends; out may be narrower than a panel. */
 INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
-                        const float *panel, int depth, const float *bias, int begins, int ends, int after, int valid) {
+                        const float *panel, int depth, const float *bias, int begins, int ends, int after,
+                        const float *then, int valid) {
     vec sums[TALL][PARTS];
     for (int i = 0; i < rows; i++)
         for (int p = 0; p < PARTS; p++)
@@ -123,19 +125,19 @@ INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *le
     }
     if (ends && after != NOTHING)
         for (int i = 0; i < rows; i++)
-            for (int p = 0; p < PARTS; p++) sums[i][p] = activated(sums[i][p], after);
+            for (int p = 0; p < PARTS; p++) sums[i][p] = activated(sums[i][p], after, then);
     for (int i = 0; i < rows; i++)
         for (int p = 0; p < PARTS; p++) store_some(out + i * out_row + p * LANES, sums[i][p], valid - p * LANES);
 }
 
 #define LINEAR_TILE(rows) \
     case rows: \
-        linear_tile(rows, out, out_row, left, left_row, left_column, panel, depth, bias, begins, ends, after, valid); \
+        linear_tile(rows, out, out_row, left, left_row, left_column, panel, depth, bias, begins, ends, after, then, valid); \
         break;
 
 INLINE void linear_rows(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row,
                         ptrdiff_t left_column, const float *panel, int depth, const float *bias, int begins, int ends,
-                        int after, int valid) {
+                        int after, const float *then, int valid) {
     switch (rows) {
         LINEAR_TILE(1) LINEAR_TILE(2) LINEAR_TILE(3) LINEAR_TILE(4) LINEAR_TILE(5) LINEAR_TILE(6)
 #if TALL > 6
@@ -146,7 +148,8 @@ INLINE void linear_rows(int rows, float *out, ptrdiff_t out_row, const float *le
 
 /* Some rows of the product times some panels. */
 INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
-                        const float *packed, int depth, const float *bias, int after, int rows, int columns) {
+                        const float *packed, int depth, const float *bias, int after, const float *then, int rows,
+                        int columns) {
     for (int from = 0; from < depth; from += DEEP) {
         int deep = depth - from < DEEP ? depth - from : DEEP, ends = from + deep == depth;
         for (int column = 0; column < columns; column += PANEL) {
@@ -158,19 +161,24 @@ INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdif
                 float *place = out + row * out_row + column;
                 const float *start = bias ? bias + column : NULL;
                 if (some == TALL && valid == PANEL)
-                    linear_tile(TALL, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, after, PANEL);
+                    linear_tile(TALL, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, after, then,
+                                PANEL);
                 else
-                    linear_rows(some, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, after, valid);
+                    linear_rows(some, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, after, then,
+                                valid);
             }
         }
     }
 }
 
 #define AFTER(kind) \
-    case kind: linear_part(out, out_row, left, left_row, left_column, packed, depth, bias, kind, rows, columns); break;
+    case kind: \
+        linear_part(out, out_row, left, left_row, left_column, packed, depth, bias, kind, then, rows, columns); \
+        break;
 
 static void linear_after(float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
-                         const float *packed, int depth, const float *bias, int after, int rows, int columns) {
+                         const float *packed, int depth, const float *bias, int after, const float *then, int rows,
+                         int columns) {
     switch (after) { AFTER(NOTHING) AFTER(GELU) AFTER(RELU) AFTER(SQUARED_RELU) AFTER(SILU) }
 }
 
@@ -183,7 +191,7 @@ static int linear_task(void *about, long index) {
     int rows = at->rows - row < ROWS_AT_ONCE ? at->rows - row : ROWS_AT_ONCE;
     linear_after(at->out + row * at->out_row + first, at->out_row, at->left + row * at->left_row, at->left_row,
                  at->left_column, at->packed + (size_t)first * at->depth, at->depth, at->bias ? at->bias + first : NULL,
-                 at->after, rows, end - first);
+                 at->after, at->then, rows, end - first);
     return 0;
 }
 
@@ -202,7 +210,7 @@ static int linear_panels_task(void *about, long index) {
     for (long i = panel; i < end; i++) pack(at, i, packed + (size_t)(i - panel) * at->depth * PANEL);
     int first = panel * PANEL, columns = end * PANEL < at->columns ? (end - panel) * PANEL : at->columns - first;
     linear_after(at->out + first, at->out_row, at->left, at->left_row, at->left_column, packed, at->depth,
-                 at->bias ? at->bias + first : NULL, at->after, at->rows, columns);
+                 at->bias ? at->bias + first : NULL, at->after, at->then, at->rows, columns);
     free(packed);
     return 0;
 }
@@ -237,9 +245,9 @@ static int mlp_task(void *about, long index) {
     float *hidden = claim((size_t)rows * width);
     if (!hidden) return 1;
     linear_after(hidden, width, first->left + row * first->left_row, first->left_row, 1, first->packed, first->depth,
-                 first->bias, first->after, rows, first->columns);
+                 first->bias, first->after, first->then, rows, first->columns);
     linear_after(second->out + row * second->out_row, second->out_row, hidden, width, 1, second->packed, second->depth,
-                 second->bias, second->after, rows, second->columns);
+                 second->bias, second->after, second->then, rows, second->columns);
     free(hidden);
     return 0;
 }

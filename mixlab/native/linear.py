@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from ctypes import c_int, c_long, c_ssize_t, c_void_p
+from ctypes import c_float, c_int, c_long, c_ssize_t, c_void_p
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from mixlab.native import kernels, pointer
 PANEL = 16
 FEW = 480  # rows up to which a panel of the weight is packed where it is used
 AFTER = ("none", "gelu", "relu", "squared_relu", "silu")
+Then = tuple[float, float]  # a factor and a summand behind the squared ReLU
+AS_IT_IS: Then = (1.0, 0.0)
 
 
 class LinearAbout(ctypes.Structure):
@@ -21,6 +23,7 @@ class LinearAbout(ctypes.Structure):
         ("rows", c_long),
         ("groups", c_long),
         *((name, c_int) for name in ("columns", "depth", "right_turned", "after", "threads")),
+        ("then", c_float * 2),
     )
 
 
@@ -33,25 +36,35 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return x.is_contiguous() and 1 in weight.stride() and (bias is None or bias.is_contiguous())
 
 
-def run_linear(x: Tensor, weight: Tensor, bias: Tensor | None, after: str = "none") -> Tensor:
+def run_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, after: str = "none", then: Then = AS_IT_IS
+) -> Tensor:
     """f(x W^T + b) of (..., in) and (out, in)."""
     columns, depth = weight.shape
     out = x.new_empty(*x.shape[:-1], columns)
     turned = weight.stride(1) == 1
     strides = (depth, 1, weight.stride(0) if turned else weight.stride(1), columns)
     rows = math.prod(x.shape[:-1])
-    multiply(x, weight, bias, out, strides, (rows, columns, depth), turned=turned, after=after)
+    multiply(x, weight, bias, out, strides, (rows, columns, depth), turned=turned, after=after, then=then)
     return out
 
 
-def run_mlp(x: Tensor, first: Tensor, bias: Tensor | None, second: Tensor, offset: Tensor | None, after: str) -> Tensor:
+def run_mlp(
+    x: Tensor,
+    first: Tensor,
+    bias: Tensor | None,
+    second: Tensor,
+    offset: Tensor | None,
+    after: str,
+    then: Then = AS_IT_IS,
+) -> Tensor:
     """f(x A^T + a) B^T + b of (..., in); the weights (hidden, in) and (out, hidden) are contiguous."""
     found, (hidden, depth), columns = kernels(), first.shape, len(second)
     assert found is not None
     out, rows = x.new_empty(*x.shape[:-1], columns), math.prod(x.shape[:-1])
     packed = [x.new_empty(-(-len(weight) // PANEL) * PANEL * weight.shape[1]) for weight in (first, second)]
     about = MlpAbout(
-        describe(x, first, bias, packed[0], None, (depth, 1, depth, hidden), (rows, hidden, depth), True, after),
+        describe(x, first, bias, packed[0], None, (depth, 1, depth, hidden), (rows, hidden, depth), True, after, then),
         describe(None, second, offset, packed[1], out, (hidden, 1, hidden, columns), (rows, columns, hidden), True),
         0,
     )
@@ -69,11 +82,12 @@ def multiply(
     *,
     turned: bool,
     after: str = "none",
+    then: Then = AS_IT_IS,
 ) -> None:
     found, (rows, columns, depth) = kernels(), sizes
     assert found is not None
     packed = left.new_empty(-(-columns // PANEL) * PANEL * depth) if rows > FEW else None
-    found.run("linear", describe(left, right, bias, packed, out, strides, sizes, turned, after))
+    found.run("linear", describe(left, right, bias, packed, out, strides, sizes, turned, after, then))
 
 
 def describe(
@@ -86,8 +100,9 @@ def describe(
     sizes: tuple[int, int, int],
     turned: bool,
     after: str = "none",
+    then: Then = AS_IT_IS,
 ) -> LinearAbout:
     """`strides`: of the rows and columns of `left`, and of the rows of `right` and `out`."""
     rows, columns, depth = sizes
-    numbers = (rows, 1, columns, depth, turned, AFTER.index(after), torch.get_num_threads())
+    numbers = (rows, 1, columns, depth, turned, AFTER.index(after), torch.get_num_threads(), then)
     return LinearAbout(*map(pointer, (left, right, bias, packed, out)), *strides, *numbers)

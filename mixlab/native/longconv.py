@@ -29,59 +29,60 @@ class Kernel(NamedTuple):
     its own place.
     """
 
-    taps: Tensor
+    high: int
+    wide: int
+    channels: int
     rows: int
     columns: int
     above: int
     before: int
 
     def about(self, **given: int | None) -> LongConvAbout:
-        high, wide, channels = self.taps.shape
-        return LongConvAbout(
-            taps=pointer(self.taps),
-            channels=channels,
-            rows=self.rows,
-            columns=self.columns,
-            high=high,
-            wide=wide,
-            above=self.above,
-            before=self.before,
-            row_turns=turns_of(self.rows).data_ptr(),
-            column_turns=turns_of(self.columns).data_ptr(),
-            threads=torch.get_num_threads(),
-            **given,
-        )
+        turns = turns_of(self.rows).data_ptr(), turns_of(self.columns).data_ptr()
+        threads = torch.get_num_threads()
+        return LongConvAbout(**self._asdict(), row_turns=turns[0], column_turns=turns[1], threads=threads, **given)
 
 
-def spectrum_size(channels: int, rows: int, columns: int) -> int:
+def spectrum_size(kernel: Kernel) -> int:
     """Numbers in the spectrum of a kernel."""
     found = kernels()
     assert found is not None
     block = 2 * found.lanes
-    return -(-channels // block) * block * (2 * (columns // 2 + 1) * rows + 1)
+    return -(-kernel.channels // block) * block * (2 * (kernel.columns // 2 + 1) * kernel.rows + 1)
 
 
-def make_spectrum(kernel: Kernel) -> Tensor:
+def make_spectrum(kernel: Kernel, taps: Tensor) -> Tensor:
     """The kernel's transform as the convolution reads it, for many calls."""
     found = kernels()
     assert found is not None
-    spectrum = kernel.taps.new_empty(spectrum_size(kernel.taps.shape[2], kernel.rows, kernel.columns))
-    found.run("longconv", kernel.about(spectrum=pointer(spectrum)))
+    spectrum = taps.new_empty(spectrum_size(kernel))
+    found.run("longconv", kernel.about(taps=pointer(taps), spectrum=pointer(spectrum)))
     return spectrum
 
 
-def convolve_maps(x: Tensor, kernel: Kernel, spectrum: Tensor | None, factor: Tensor | None = None) -> Tensor:
+def convolve_maps(
+    x: Tensor, kernel: Kernel, *, taps: Tensor | None = None, spectrum: Tensor | None = None, factor: Tensor | None
+) -> Tensor:
     """(B, H, W, C), convolved and multiplied with a factor of that shape, whose last axis is contiguous.
 
-    Without a spectrum the kernel's is made block by block and thrown away.
+    Without a spectrum the kernel's is made from the taps block by block and thrown away.
     """
     found, (images, height, width, _) = kernels(), x.shape
     assert found is not None
     out = x.new_empty(x.shape)
     factor = None if factor is None else with_rows(factor)
-    row = 0 if factor is None else row_of(factor)
-    pointers = {"x": pointer(x), "spectrum": pointer(spectrum), "factor": pointer(factor), "out": pointer(out)}
-    found.run("longconv", kernel.about(**pointers, factor_row=row, images=images, height=height, width=width))
+    about = kernel.about(
+        x=pointer(x),
+        taps=pointer(taps),
+        spectrum=pointer(spectrum),
+        factor=pointer(factor),
+        out=pointer(out),
+        factor_row=0 if factor is None else row_of(factor),
+        images=images,
+        height=height,
+        width=width,
+    )
+    found.run("longconv", about)
     return out
 
 
@@ -92,9 +93,12 @@ def row_of(x: Tensor) -> int:
 
 def with_rows(x: Tensor) -> Tensor:
     """(B, H, W, C) whose pixels lie at equal distances: as it is, or a copy."""
-    row, (_, height, width, _) = row_of(x), x.shape
-    strides = zip(x.shape, x.stride(), (height * width * row, width * row, row, 1), strict=True)
-    return x if all(size == 1 or stride == wanted for size, stride, wanted in strides) else x.contiguous()
+    row, (_, height, width, _), strides = row_of(x), x.shape, x.stride()
+    wanted = (height * width * row, width * row, row, 1)
+    if strides == wanted:
+        return x
+    sizes = zip(x.shape, strides, wanted, strict=True)
+    return x if all(size == 1 or stride == needed for size, stride, needed in sizes) else x.contiguous()
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mixlab.guards import is_many, is_transformed
 from mixlab.native import kernels
 from mixlab.native import linear as native
+from mixlab.native.linear import AS_IT_IS, Then
 
 After = Literal["none", "gelu", "squared_relu", "relu", "silu"]
 LEAST = 16  # outputs of a layer from which training it takes the fast way
@@ -53,14 +54,19 @@ def follow(x: Tensor, after: After) -> Tensor:
     return FOLLOWING[after](x)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none") -> Tensor:
-    """The same by our own kernel or by oneDNN, for what `is_fast`."""
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, after: After = "none", then: Then = AS_IT_IS
+) -> Tensor:
+    """The same by our own kernel or by oneDNN, for what `is_fast`. `then`: a factor and a summand behind
+    `squared_relu`.
+    """
     if is_own_product(x, weight, bias):
-        return native.run_linear(x, weight, bias, after)
+        return native.run_linear(x, weight, bias, after, then)
     inside: After = after if after == "gelu" else "none"  # oneDNN's ReLU makes a zero of what is not a number
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, inside, [], "none" if inside == "gelu" else "")
     if after in ("relu", "squared_relu"):
-        return found.relu_().square_() if after == "squared_relu" else found.relu_()
+        found = found.relu_().square_() if after == "squared_relu" else found.relu_()
+        return found if then == AS_IT_IS else found.mul_(then[0]).add_(then[1])
     return F.silu(found, inplace=True) if after == "silu" else found
 
 
@@ -115,8 +121,9 @@ def is_fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 
 def is_plain_float(x: Tensor) -> bool:
-    plain = type(x) in (Tensor, nn.Parameter) and x.dtype is torch.float32 and x.device.type == "cpu"
-    return plain and (x.layout is torch.strided or x.is_mkldnn) and not is_many(x)
+    if x.dtype is not torch.float32 or not x.is_cpu or not (x.layout is torch.strided or x.is_mkldnn):
+        return False
+    return type(x) is nn.Parameter or (type(x) is Tensor and not is_many(x))
 
 
 def has_onednn() -> bool:

@@ -108,13 +108,13 @@ def convolve(x: Tensor, prepared: Prepared, bias: Tensor | None = None, *, facto
     """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x, times a factor."""
     if prepared.form == "native":
         require(runs_natively(x, factor), "plain float32 numbers of a CPU without gradients for the native form.")
+        if bias is None:
+            return convolve_native(x, prepared.kernel, prepared.spans, factor)
     double = torch.float64 in (x.dtype, prepared.kernel.dtype) or prepared.kernel.dtype is torch.complex128
     exact = x.to(torch.float64 if double else torch.float32)
     if x.is_meta:
         out = count_transforms(exact, prepared)
     else:
-        if prepared.form == "native" and bias is None:
-            return convolve_native(x, prepared.kernel, prepared.spans, factor)
         with without_autocast(x):
             out = FORMS[prepared.form][1](exact, prepared.kernel, prepared.spans)
     out = (out if bias is None else torch.addcmul(out, exact, bias.to(out.dtype))).to(x.dtype)
@@ -277,31 +277,25 @@ def runs_natively(*tensors: Tensor | None) -> bool:
 
 def prepare_native(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     """The spectrum, or the kernel itself where that would be too large to be kept."""
-    taps = kernel.contiguous()
-    about = native_kernel(taps, spans)
-    size = spectrum_size(taps.shape[-1], about.rows, about.columns)
-    return make_spectrum(about) if size <= NATIVE_NUMBERS else taps
+    taps, about = kernel.contiguous(), native_kernel(spans, kernel.shape[-1])
+    return make_spectrum(about, taps) if spectrum_size(about) <= NATIVE_NUMBERS else taps
 
 
-def native_kernel(taps: Tensor, spans: tuple[Span, ...]) -> Kernel:
+@functools.lru_cache(maxsize=1024)
+def native_kernel(spans: tuple[Span, ...], channels: int) -> Kernel:
     """A sequence is a column."""
     rows, columns = (spans[0], Span(1, 0, 0)) if len(spans) == 1 else spans
     periods = (good_size(rows.period), 1 if len(spans) == 1 else good_size(columns.period))
-    return Kernel(taps.view(rows.taps, columns.taps, -1), *periods, rows.future, columns.future)
+    return Kernel(rows.taps, columns.taps, channels, *periods, rows.future, columns.future)
 
 
 def convolve_native(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], factor: Tensor | None = None) -> Tensor:
-    if len(spans) == 1:
-        factor = None if factor is None else factor[:, :, None]
-        return convolve_native_map(x.contiguous()[:, :, None], kernel, spans, factor)[:, :, 0]
-    return convolve_native_map(x.contiguous(), kernel, spans, factor)
-
-
-def convolve_native_map(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], factor: Tensor | None) -> Tensor:
-    if kernel.ndim > 1:  # too large to be kept as a spectrum
-        return convolve_maps(x, native_kernel(kernel, spans), None, factor)
-    nothing = kernel.new_empty(*(span.taps for span in spans), x.shape[-1], device="meta")
-    return convolve_maps(x, native_kernel(nothing, spans), kernel, factor)
+    about = native_kernel(spans, x.shape[-1])
+    taps, spectrum = (kernel, None) if kernel.ndim > 1 else (None, kernel)  # it may be too large to keep a spectrum
+    if len(spans) == 2:
+        return convolve_maps(x.contiguous(), about, taps=taps, spectrum=spectrum, factor=factor)
+    factor = None if factor is None else factor[:, :, None]
+    return convolve_maps(x.contiguous()[:, :, None], about, taps=taps, spectrum=spectrum, factor=factor)[:, :, 0]
 
 
 Prepare = Callable[[Tensor, tuple[Span, ...]], Tensor]
