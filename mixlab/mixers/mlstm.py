@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,10 @@ from mixlab.errors import require
 from mixlab.grid import Grid
 from mixlab.guards import is_transformed, without_autocast
 from mixlab.kept import Keeper, Kept, may_keep
-from mixlab.layers import is_plain, linear_for_fusion, through
+from mixlab.layers import is_plain, linear_for_fusion, through, weights_of
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
 from mixlab.native import may_run
+from mixlab.native.depthwise import convolve_channels
 from mixlab.native.mlstm import BLOCK, WIDTH, Norm, Packed, run_mlstm, turned
 from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads
 from mixlab.ops.mlstm import EPS, mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
@@ -103,6 +104,7 @@ def behind_prefix(tokens: Tensor, image: Tensor, grid: Grid, *, backwards: bool 
 
 
 ROWS, COLUMNS = Path(), Path(columns=True)
+BACKWARDS = Path(backwards=True)
 MIRRORED = (Path(mirrored=True), Path(columns=True, mirrored=True))
 STARTS: dict[Directions, tuple[Path, ...]] = {
     "uni": (ROWS,),
@@ -194,25 +196,54 @@ class Mlstm(Keeper, Mixer):
         return self.down
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        tokens, walk = self.path.arrange(tokens, grid)
+        turned = self.may_turn(tokens, grid)
+        tokens, walk = (tokens, grid) if turned else self.path.arrange(tokens, grid)
         value_source, gate = through(self.up, tokens), linear_for_fusion(self.gate, tokens)  # (B, T, inner)
+        packed = self.packed_for(value_source, gate, walk)
+        if packed is not None:
+            source = self.source_by_kernel(value_source, walk, turned=turned)
+            norm = Norm(*weights_of(self.norm), self.norm.eps)
+            about = {"eps": EPS, "chunk": self.chunk, "backwards": turned}
+            merged = run_mlstm(source, value_source, gate, packed, norm, self.skip, **about)
+            return through(self.down, merged) if turned else self.path.restore(through(self.down, merged), walk)
+        if turned:
+            (value_source, walk), (gate, _) = (self.path.arrange(one, grid) for one in (value_source, gate))
         source = self.convolve(value_source, walk)
         source = F.silu(source, inplace=not torch.is_grad_enabled() and self.conv is not None and is_plain(self.conv))
-        if self.runs_natively(source, value_source, gate, walk):
-            norm = Norm(self.norm.weight, self.norm.bias, self.norm.eps)
-            merged = run_mlstm(source, value_source, gate, self.packed(), norm, self.skip, eps=EPS, chunk=self.chunk)
-        else:
-            merged = self.merge(self.norm(self.cell(source, value_source, walk)), source, gate)
+        merged = self.merge(self.norm(self.cell(source, value_source, walk)), source, gate)
         return self.path.restore(linear_for_fusion(self.down, merged), walk)
 
-    def runs_natively(self, source: Tensor, value_source: Tensor, gate: Tensor, walk: Grid) -> bool:
-        """Whether the kernel may do all that lies between the linear layers."""
-        width = source.shape[-1] // self.heads
-        fits = self.form == "chunkwise" and self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
-        plain = is_plain(self.norm) and not (walk.prefix and self.spread)
-        around = [one for one in (self.norm.weight, self.norm.bias, self.skip) if one is not None]
-        plain = plain and all(one.is_contiguous() for one in around)
-        return fits and plain and may_run(source, value_source, gate, *self.sources(), *around)
+    def may_turn(self, tokens: Tensor, grid: Grid) -> bool:
+        """Whether tokens can stay as they are, because kernels walk backwards and nobody looks at what layers give."""
+        if self.path != BACKWARDS or grid.prefix or self.form != "chunkwise" or torch.is_grad_enabled():
+            return False
+        return all(map(is_plain, (self.up, self.gate, self.down))) and may_run(tokens)
+
+    def packed_for(self, value_source: Tensor, gate: Tensor, walk: Grid) -> Packed | None:
+        """The cell's weights for the kernels, if these may do all that lies between the linear layers."""
+        fits = self.form == "chunkwise" and not (walk.prefix and (self.spread or self.conv is not None))
+        fits = fits and is_plain(self.norm) and (self.conv is None or (is_plain(self.conv) and type(self.conv) is nn.Conv2d))
+        around = (*weights_of(self.norm), self.skip, *(weights_of(self.conv) if self.conv is not None else ()))
+        if not (fits and may_run(value_source, gate, *around)):
+            return None
+        sources = self.sources()
+        if not (self.training or torch.is_grad_enabled()):
+            known = self.kept.recall("packed", sources)
+            if known is not None:
+                return cast(Packed, known)
+        width = value_source.shape[-1] // self.heads
+        fits = self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
+        fits = fits and all(one is None or one.is_contiguous() for one in around)
+        return self.packed() if fits and may_run(*sources) else None
+
+    def source_by_kernel(self, value_source: Tensor, walk: Grid, *, turned: bool) -> Tensor:
+        """silu(convolution), both in one pass."""
+        if self.conv is None:
+            return F.silu(value_source)
+        height, width = self.conv.kernel_size
+        image = value_source.unflatten(1, (walk.height, walk.width) if height > 1 else (1, walk.image_tokens))
+        padding = (height // 2, width - 1 if self.causal else width // 2)
+        return convolve_channels(image, *weights_of(self.conv), padding, "silu", turned=turned).flatten(1, 2)
 
     def convolve(self, inner: Tensor, walk: Grid) -> Tensor:
         """The depthwise convolution over image tokens; it looks along the walk, and class tokens pass."""
@@ -226,7 +257,7 @@ class Mlstm(Keeper, Mixer):
     def sources(self) -> list[Tensor]:
         """The weights of the cell."""
         layers = (self.query, self.key, self.value, self.input_gate, self.forget_gate)
-        return [one for layer in layers for one in (layer.weight, layer.bias) if one is not None]
+        return [one for layer in layers for one in weights_of(layer) if one is not None]
 
     def ready(self) -> Ready:
         """The weights of the cell as they are used. In eval mode they are made once, until one of them changes; a GPU

@@ -47,11 +47,14 @@ INLINE void depthwise_row(const struct depthwise *at, const struct tile *tile, i
             vec sums[STRIDE];
             for (int t = 0; t < STRIDE; t++) sums[t] = load(bias + lane);
             depthwise_columns(wide, lines, (size_t)(column - tile->left) * BLOCK + lane, at->high, weights + lane, sums);
+            if (at->after == SILU)
+                for (int t = 0; t < STRIDE; t++) sums[t] = activated(sums[t], SILU, NULL);
+            else if (at->after != NOTHING)
+                for (int t = 0; t < STRIDE; t++) sums[t] = activated(sums[t], at->after, (const float[]){1, 0});
             for (int t = 0; t < count; t++) {
                 float *to = out + (size_t)(column + t) * at->channels + lane;
-                vec result = activated(sums[t], at->after, (const float[]){1, 0});
-                if (times) result *= load_some(to, channels - lane);
-                store_some(to, result, channels - lane);
+                if (times) sums[t] *= load_some(to, channels - lane);
+                store_some(to, sums[t], channels - lane);
             }
         }
     }
@@ -188,7 +191,7 @@ static int depthwise_pack(void *about, long index) {
     if (channels < BLOCK) memset(to, 0, (size_t)(taps + 1) * BLOCK * sizeof(float));
     for (int c = 0; c < channels; c++) {
         to[c] = at->bias ? at->bias[at->part[part] + first + c] : 0;
-        for (int k = 0; k < taps; k++) to[(size_t)(k + 1) * BLOCK + c] = weight[(size_t)c * taps + k];
+        for (int k = 0; k < taps; k++) to[(size_t)(k + 1) * BLOCK + c] = weight[(size_t)c * taps + (at->turned ? taps - 1 - k : k)];
     }
     return 0;
 }

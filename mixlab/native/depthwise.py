@@ -20,7 +20,7 @@ class DepthwiseAbout(ctypes.Structure):
         ("row", c_ssize_t),
         ("part", c_int * 3),
         *((name, c_int) for name in ("images", "height", "width", "channels", "high", "wide", "above", "before")),
-        *((name, c_int) for name in ("after", "strip", "threads")),
+        *((name, c_int) for name in ("turned", "after", "strip", "threads")),
         ("eps", c_float),
     )
 
@@ -35,10 +35,18 @@ def joins(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -
     return fits(x, weight, bias) and (norm is None or len(norm) % WIDTH == 0)
 
 
-def convolve_channels(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, after: str = "none") -> Tensor:
-    """(B, H, W, C) with kernels (C, 1, h, w); padding above and in front, and behind what keeps the size."""
+def convolve_channels(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, after: str = "none", *, turned: bool = False
+) -> Tensor:
+    """(B, H, W, C) with kernels (C, 1, h, w); padding above and in front, and behind what keeps the size.
+
+    `turned`: the same for maps that are read from their last pixel to the first.
+    """
     out = x.new_empty(x.shape)
-    run(x, weight, bias, padding, out, channels=x.shape[3], part=(0, -1, -1), after=AFTER.index(after))
+    if turned:
+        padding = (weight.shape[2] - 1 - padding[0], weight.shape[3] - 1 - padding[1])
+    about = {"channels": x.shape[3], "after": AFTER.index(after), "turned": turned}
+    run(x, weight, bias, padding, out, part=(0, -1, -1), **about)
     return out
 
 

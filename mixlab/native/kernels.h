@@ -22,14 +22,14 @@ struct lstms {
 
 /* The cell of an mLSTM layer with all that surrounds it but the linear layers. */
 struct mlstm {
-    const float *source, *values, *gate; /* images x steps x row */
-    ptrdiff_t source_row, values_row, gate_row;
+    const float *source, *values, *gate; /* images x steps x row; a walk backwards starts at the last of all, with rows below 0 */
+    ptrdiff_t source_row, values_row, gate_row, out_row;
     const float *projections;   /* 3 (queries, keys, values) x 4 turns x channels */
     const float *biases;        /* 3 x channels, or NULL */
     const float *gate_weights;  /* heads x 2 gates x 2 (source, values) x channels */
     const float *gate_biases;   /* heads x 2 gates */
     const float *norm, *norm_bias, *skip; /* channels; norm_bias may be NULL */
-    float *out;                 /* images x steps x channels */
+    float *out;
     int images, steps, heads, width, chunk, threads;
     float eps, norm_eps;
 };
@@ -73,6 +73,7 @@ struct depthwise {
     int part[3]; /* where in a pixel the channels of a part begin; -1: there is none */
     int images, height, width, channels;
     int high, wide, above, before;
+    int turned; /* weights are read from the last tap to the first */
     int after, strip, threads;
     float eps;
 };

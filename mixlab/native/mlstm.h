@@ -166,7 +166,7 @@ INLINE float mlstm_row(float *scores, const float *weights, int own, int seen) {
 /* What a step gives: its reading, divided, normed over the head, with the skip and behind the output gate. */
 INLINE void mlstm_finish(const struct mlstm *at, float *reading, float share_of_it, ptrdiff_t step, int head) {
     int width = at->width;
-    ptrdiff_t channels = (ptrdiff_t)at->heads * width, place = (ptrdiff_t)head * width;
+    ptrdiff_t place = (ptrdiff_t)head * width;
     vec total = {0};
     for (int c = 0; c < width; c += LANES) {
         vec x = load(reading + c) * share_of_it;
@@ -181,7 +181,7 @@ INLINE void mlstm_finish(const struct mlstm *at, float *reading, float share_of_
     }
     float over = 1.0f / __builtin_sqrtf(sum(squares) / width + at->norm_eps);
     const float *source = at->source + step * at->source_row + place, *gate = at->gate + step * at->gate_row + place;
-    float *out = at->out + step * channels + place;
+    float *out = at->out + step * at->out_row + place;
     for (int c = 0; c < width; c += LANES) {
         vec x = (load(reading + c) - mean) * over * load(at->norm + place + c);
         if (at->norm_bias) x += load(at->norm_bias + place + c);

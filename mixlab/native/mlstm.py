@@ -32,7 +32,7 @@ class Norm(NamedTuple):
 class MlstmAbout(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("source", "values", "gate")),
-        *((name, c_ssize_t) for name in ("source_row", "values_row", "gate_row")),
+        *((name, c_ssize_t) for name in ("source_row", "values_row", "gate_row", "out_row")),
         *((name, c_void_p) for name in ("projections", "biases", "gate_weights", "gate_biases")),
         *((name, c_void_p) for name in ("norm", "norm_bias", "skip", "out")),
         *((name, c_int) for name in ("images", "steps", "heads", "width", "chunk", "threads")),
@@ -56,15 +56,17 @@ def run_mlstm(
     *,
     eps: float,
     chunk: int | None = None,
+    backwards: bool = False,
 ) -> Tensor:
-    """(norm(cell) + skip * source) * silu(gate) of (B, T, C) each."""
+    """(norm(cell) + skip * source) * silu(gate) of (B, T, C) each, from the first token on or from the last."""
     found, (images, steps, channels), heads = kernels(), source.shape, len(packed.gate_biases)
     assert found is not None
     out, width = source.new_empty(source.shape), channels // heads
     inputs = [one.contiguous() for one in (source, values, gate)]
-    pointers = [pointer(one) for one in (*packed, norm.weight, norm.bias, skip, out)]
+    first, row = (4 * channels * (images * steps - 1), -channels) if backwards else (0, channels)
+    starts = [one.data_ptr() + first for one in (*inputs, out)]
+    pointers = [pointer(one) for one in (*packed, norm.weight, norm.bias, skip)]
     size = min(steps, chunk or max(CHUNK, width // 4))
     sizes = (images, steps, heads, width, size, torch.get_num_threads())
-    about = MlstmAbout(*(map(pointer, inputs)), *[channels] * 3, *pointers, *sizes, eps, norm.eps)
-    found.run("mlstm", about)
+    found.run("mlstm", MlstmAbout(*starts[:3], *[row] * 4, *pointers, starts[3], *sizes, eps, norm.eps))
     return out

@@ -17,8 +17,15 @@ INLINE vec load(const float *from) { return *(const loose *)from; }
 INLINE void store(float *to, vec x) { *(loose *)to = x; }
 INLINE vec all(float x) { return x - (vec){0}; }
 INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
-INLINE vec at_least(vec x, float low) { return choose(x < low, all(low), x); } /* what is not a number stays so */
+
+/* What is not a number stays so, also by the instructions of Intel, which then give their second operand. */
+#if LANES == 8 && defined(__AVX__)
+INLINE vec at_least(vec x, float low) { return (vec)__builtin_ia32_maxps256(all(low), x); }
+INLINE vec at_most(vec x, float high) { return (vec)__builtin_ia32_minps256(all(high), x); }
+#else
+INLINE vec at_least(vec x, float low) { return choose(x < low, all(low), x); }
 INLINE vec at_most(vec x, float high) { return choose(x > high, all(high), x); }
+#endif
 
 /* The first `count` of a vector, where there may be no more. */
 INLINE vec load_some(const float *from, int count) {

@@ -207,7 +207,7 @@ def test_mlstm(lanes: int, sides: tuple[int, int], bias: bool, chunk: int | None
     layer.chunk = chunk
     tokens = torch.randn(2, grid.image_tokens, 32)
     wide = torch.randn(2, grid.image_tokens, 64)
-    assert layer.runs_natively(wide, wide, wide, grid)
+    assert layer.packed_for(wide, wide, grid) is not None
     near(layer(tokens, grid), exactly(layer, tokens, grid), 2e-5)
 
 
