@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from mixlab.errors import require
 from mixlab.grid import Grid
-from mixlab.guards import is_transformed, without_autocast
+from mixlab.guards import is_exported, is_transformed, without_autocast
 from mixlab.kept import Keeper, Kept, may_keep
 from mixlab.layers import is_plain, linear_for_fusion, through, weights_of
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
-from mixlab.native import may_run
+from mixlab.native import has_kernels, may_run
 from mixlab.native.depthwise import convolve_channels
-from mixlab.native.mlstm import BLOCK, WIDTH, Norm, Packed, run_mlstm, turned
+from mixlab.native.mlstm import BLOCK, WIDTH, Norm, Packed, compiled_mlstm, run_mlstm, turned
 from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads
 from mixlab.ops.mlstm import EPS, mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
 
@@ -210,7 +210,11 @@ class Mlstm(Keeper, Mixer):
             (value_source, walk), (gate, _) = (self.path.arrange(one, grid) for one in (value_source, gate))
         source = self.convolve(value_source, walk)
         source = F.silu(source, inplace=not torch.is_grad_enabled() and self.conv is not None and is_plain(self.conv))
-        merged = self.merge(self.norm(self.cell(source, value_source, walk)), source, gate)
+        if self.may_call_kernel(source, walk):
+            about = (*self.make_packed(), *weights_of(self.norm), self.skip, EPS, self.norm.eps, self.chunk or 0)
+            merged = compiled_mlstm(source, value_source, gate, *about)
+        else:
+            merged = self.merge(self.norm(self.cell(source, value_source, walk)), source, gate)
         return self.path.restore(linear_for_fusion(self.down, merged), walk)
 
     def may_turn(self, tokens: Tensor, grid: Grid) -> bool:
@@ -235,6 +239,15 @@ class Mlstm(Keeper, Mixer):
         fits = self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
         fits = fits and all(one is None or one.is_contiguous() for one in around)
         return self.packed() if fits and may_run(*sources) else None
+
+    def may_call_kernel(self, source: Tensor, walk: Grid) -> bool:
+        """Whether compiled code may call the kernel: for inference by this process, on a CPU."""
+        if not torch.compiler.is_compiling() or is_exported() or torch.is_grad_enabled():
+            return False
+        width = source.shape[-1] // self.heads
+        fits = self.form == "chunkwise" and self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
+        plain = all(one.device.type == "cpu" and one.dtype is torch.float32 for one in (source, self.skip))
+        return fits and plain and not (walk.prefix and self.spread) and has_kernels()
 
     def source_by_kernel(self, value_source: Tensor, walk: Grid, *, turned: bool) -> Tensor:
         """silu(convolution), both in one pass."""

@@ -56,6 +56,12 @@ def kernels() -> Kernels | None:
         return None
 
 
+@torch.compiler.assume_constant_result
+def has_kernels() -> bool:
+    """The same for code that is being compiled."""
+    return kernels() is not None
+
+
 def thread_starter() -> object:
     """The function of PyTorch's own OpenMP library that starts a team of threads, found through what PyTorch needs."""
     return ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel

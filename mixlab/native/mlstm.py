@@ -70,3 +70,31 @@ def run_mlstm(
     sizes = (images, steps, heads, width, size, torch.get_num_threads())
     found.run("mlstm", MlstmAbout(*starts[:3], *[row] * 4, *pointers, starts[3], *sizes, eps, norm.eps))
     return out
+
+
+@torch.library.custom_op("mixlab::mlstm", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+def compiled_mlstm(
+    source: Tensor,
+    values: Tensor,
+    gate: Tensor,
+    projections: Tensor,
+    biases: Tensor | None,
+    gate_weights: Tensor,
+    gate_biases: Tensor,
+    norm: Tensor,
+    norm_bias: Tensor | None,
+    skip: Tensor,
+    eps: float,
+    norm_eps: float,
+    chunk: int,
+) -> Tensor:
+    """`run_mlstm` as an operator that compilers leave alone. `chunk` 0: the usual one."""
+    plain = [one.contiguous() for one in (projections, gate_weights, gate_biases, norm, skip)]
+    packed = Packed(plain[0], None if biases is None else biases.contiguous(), plain[1], plain[2])
+    about = Norm(plain[3], None if norm_bias is None else norm_bias.contiguous(), norm_eps)
+    return run_mlstm(source, values, gate, packed, about, plain[4], eps=eps, chunk=chunk or None)
+
+
+@compiled_mlstm.register_fake
+def _(source: Tensor, *others: object) -> Tensor:
+    return source.new_empty(source.shape)
