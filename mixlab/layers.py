@@ -13,6 +13,7 @@ from mixlab.choices import Choice, Registry
 from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.native.linear import AS_IT_IS, Then, run_mlp
+from mixlab.native.norm import Norm
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.linear import (
@@ -264,6 +265,17 @@ class GlobalNorm(nn.Module):
 
 def norm(choice: Choice, dim: int, *, bias: bool) -> nn.Module:
     return NORMS.builder(choice)(dim, bias, **vars(choice.options))
+
+
+def known_norm(norm: nn.Module) -> Norm | None:
+    """What a kernel has to know to do a norm's work; None if it cannot."""
+    if type(norm) is nn.Identity and is_plain(norm):
+        return Norm(None, None, 0.0)
+    if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) > 1 or not is_plain(norm):
+        return None
+    weight, bias = weights_of(norm)
+    plain = weight is not None and weight.is_contiguous() and (bias is None or bias.is_contiguous())
+    return Norm(weight, bias, norm.eps) if plain else None
 
 
 # -- the channel MLP -----------------------------------------------------------------------------

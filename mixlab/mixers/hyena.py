@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from mixlab.implicit_filter import (
     taps_both_ways,
 )
 from mixlab.kept import Keeper, Kept, may_keep
-from mixlab.layers import DepthwiseConv, is_plain, through
+from mixlab.layers import DepthwiseConv, is_plain, known_norm, through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.native import may_run
 from mixlab.native.depthwise import convolve_and_multiply, joins
@@ -218,22 +218,6 @@ class SeparableConv(nn.Module):
         return out if factor is None else out * factor
 
 
-class KnownNorm(NamedTuple):
-    """A layer norm without bias, or without weight none at all."""
-
-    weight: Tensor | None
-    eps: float
-
-
-def known_norm(norm: nn.Module) -> KnownNorm | None:
-    """What a kernel has to know to do the norm's work; None if it cannot."""
-    if type(norm) is nn.Identity and is_plain(norm):
-        return KnownNorm(None, 0.0)
-    if type(norm) is not nn.LayerNorm or norm.bias is not None or not is_plain(norm):
-        return None
-    return KnownNorm(norm.weight, norm.eps) if norm.weight.is_contiguous() else None
-
-
 # -- the mixer -----------------------------------------------------------------------------------
 
 
@@ -282,6 +266,7 @@ class Hyena(Mixer):
         norm, kernel, bias = known_norm(self.inner_norm), self.short.weight, self.short.bias
         image = self.over(grid).to_map(wide).permute(0, 2, 3, 1)
         plain = is_plain(self.short) and type(self.short) in (nn.Conv2d, DepthwiseConv)
+        plain = plain and norm is not None and norm.bias is None
         if norm and plain and may_run(wide, kernel, bias, norm.weight) and joins(image, kernel, bias, norm.weight):
             height, width = self.short.kernel_size
             padding = (height // 2, width - 1 if self.causal else width // 2)
@@ -294,9 +279,9 @@ class Hyena(Mixer):
         """norm(one * other), or norm(one)."""
         parts, known = [one] if other is None else [one, other], known_norm(norm)
         nothing = known is None or (known.weight is None and other is None)
-        if known is None or nothing or not (may_run(*parts, known.weight) and fits(*parts)):
+        if known is None or nothing or not (may_run(*parts, known.weight, known.bias) and fits(*parts)):
             return norm(one if other is None else one * other)
-        return norm_of_product(one, other, known.weight, eps=known.eps)
+        return norm_of_product(one, other, known.weight, known.bias, eps=known.eps)
 
     def over(self, grid: Grid) -> Grid:
         """What the short convolution goes over: the plane or the tokens."""

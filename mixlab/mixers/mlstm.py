@@ -16,7 +16,8 @@ from mixlab.layers import is_plain, linear_for_fusion, through, weights_of
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
 from mixlab.native import has_kernels, may_run
 from mixlab.native.depthwise import convolve_channels
-from mixlab.native.mlstm import BLOCK, WIDTH, Norm, Packed, compiled_mlstm, run_mlstm, turned
+from mixlab.native.mlstm import BLOCK, WIDTH, Packed, compiled_mlstm, run_mlstm, turned
+from mixlab.native.norm import Norm
 from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads
 from mixlab.ops.mlstm import EPS, mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
 

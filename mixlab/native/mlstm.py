@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mixlab.native import kernels, pointer
+from mixlab.native.norm import Norm
 
 BLOCK = 4  # channels of a block of the query, key and value projections
 WIDTH = 16  # channels of a head come in multiples of it
@@ -21,12 +22,6 @@ class Packed(NamedTuple):
     biases: Tensor | None  # (3, C)
     gate_weights: Tensor  # (heads, 2 gates, 2 sources, C)
     gate_biases: Tensor  # (heads, 2 gates)
-
-
-class Norm(NamedTuple):
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
 
 
 class MlstmAbout(ctypes.Structure):

@@ -6,16 +6,26 @@ INLINE vec norm_input(const struct norm *at, const float *one, const float *othe
     return at->other ? x * load(other + c) : x;
 }
 
+/* The sum of (x - mean)^power over a row, in four sums that do not wait for each other. */
+INLINE float norm_sum(const float *row, int width, float mean, int power) {
+    vec sums[4] = {{0}, {0}, {0}, {0}};
+    int c = 0;
+    for (; c + 4 * LANES <= width; c += 4 * LANES)
+        for (int i = 0; i < 4; i++) {
+            vec x = load(row + c + i * LANES) - mean;
+            sums[i] += power == 1 ? x : x * x;
+        }
+    for (; c < width; c += LANES) {
+        vec x = load(row + c) - mean;
+        sums[0] += power == 1 ? x : x * x;
+    }
+    return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
 /* A row in place. */
 INLINE void norm_row(float *row, int width, const float *weight, const float *bias, float eps) {
-    vec total = {0}, squares = {0};
-    for (int c = 0; c < width; c += LANES) total += load(row + c);
-    float mean = sum(total) / width;
-    for (int c = 0; c < width; c += LANES) {
-        vec x = load(row + c) - mean;
-        squares += x * x;
-    }
-    float over = 1.0f / __builtin_sqrtf(sum(squares) / width + eps);
+    float mean = norm_sum(row, width, 0, 1) / width;
+    float over = 1.0f / __builtin_sqrtf(norm_sum(row, width, mean, 2) / width + eps);
     for (int c = 0; c < width; c += LANES) {
         vec x = (load(row + c) - mean) * over * load(weight + c);
         store(row + c, bias ? x + load(bias + c) : x);

@@ -2,6 +2,7 @@
 
 import ctypes
 from ctypes import c_float, c_int, c_long, c_ssize_t, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +10,14 @@ from torch import Tensor
 from mixlab.native import kernels, pointer
 
 WIDTH = 16  # channels come in multiples of it
+
+
+class Norm(NamedTuple):
+    """A layer norm; without a weight none at all."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
 
 
 class NormAbout(ctypes.Structure):
