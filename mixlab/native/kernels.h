@@ -29,7 +29,7 @@ struct mlstm {
     const float *gate_weights;  /* heads x 2 gates x 2 (source, values) x channels */
     const float *gate_biases;   /* heads x 2 gates */
     const float *norm, *norm_bias, *skip; /* channels; norm_bias may be NULL */
-    float *out;
+    float *out, *gates; /* gates: room for 2 of every head and step */
     int images, steps, heads, width, chunk, threads;
     float eps, norm_eps;
 };
@@ -101,7 +101,7 @@ struct kernels {
     int (*mlp)(struct mlp *);
     int (*linear)(const struct linear *);
     int (*lstm)(const struct lstms *);
-    int (*mlstm)(const struct mlstm *);
+    int (*mlstm)(struct mlstm *);
     int (*longconv)(const struct longconv *);
     int (*norm)(const struct norm *);
     int (*depthwise)(struct depthwise *);

@@ -3,11 +3,11 @@
 #include "kernels.h"
 #include "vector.h"
 #include "product.h"
+#include "norm.h"
 #include "linear.h"
 #include "recurrent.h"
 #include "mlstm.h"
 #include "longconv.h"
-#include "norm.h"
 #include "depthwise.h"
 
 const struct kernels kernels_base = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm,

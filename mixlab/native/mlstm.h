@@ -42,9 +42,9 @@ INLINE float dot(const float *one, const float *other, int width) {
     return sum(total[0] + total[1]);
 }
 
-/* Both gates of some tokens: what they share is read once. */
-INLINE void mlstm_gates(int tokens, const struct mlstm *at, const struct mlstm_room *room, ptrdiff_t step, int head, int t) {
-    ptrdiff_t channels = (ptrdiff_t)at->heads * at->width;
+/* Both gates of a head for some tokens: what they share is read once. */
+INLINE void mlstm_gates(int tokens, const struct mlstm *at, ptrdiff_t step, int head) {
+    ptrdiff_t channels = (ptrdiff_t)at->heads * at->width, all_steps = (ptrdiff_t)at->images * at->steps;
     const float *weights = at->gate_weights + head * 4 * channels;
     vec sums[4][2];
     for (int i = 0; i < tokens; i++) sums[i][0] = sums[i][1] = (vec){0};
@@ -60,7 +60,24 @@ INLINE void mlstm_gates(int tokens, const struct mlstm *at, const struct mlstm_r
         }
     }
     for (int i = 0; i < tokens; i++)
-        for (int g = 0; g < 2; g++) room->gates[g][t + i] = sum(sums[i][g]) + at->gate_biases[head * 2 + g];
+        for (int g = 0; g < 2; g++)
+            at->gates[(head * 2 + g) * all_steps + step + i] = sum(sums[i][g]) + at->gate_biases[head * 2 + g];
+}
+
+#define GATE_STEPS 32
+
+/* The gates of all heads for some tokens: every head wants all channels, which are in the cache here. */
+static int mlstm_gates_task(void *about, long index) {
+    const struct mlstm *at = about;
+    long all_steps = (long)at->images * at->steps, step = index * GATE_STEPS;
+    long end = step + GATE_STEPS < all_steps ? step + GATE_STEPS : all_steps;
+    for (; step < end; step += 4)
+        for (int head = 0; head < at->heads; head++) {
+            if (step + 4 <= end) mlstm_gates(4, at, step, head);
+            else
+                for (long one = step; one < end; one++) mlstm_gates(1, at, one, head);
+        }
+    return 0;
 }
 
 static float bounded_exp(double x) { return (float)__builtin_exp(x > 80 ? 80 : x); }
@@ -80,8 +97,8 @@ static void mlstm_inputs(const struct mlstm *at, const struct mlstm_room *room, 
         ptrdiff_t step = (ptrdiff_t)image * at->steps + first + t;
         const float *source = at->source + step * at->source_row, *values = at->values + step * at->values_row;
         if (first + t + AHEAD < at->steps) {
-            ask_for(source + AHEAD * at->source_row, channels);
-            ask_for(values + AHEAD * at->values_row, channels);
+            ask_for(source + AHEAD * at->source_row + place, at->width);
+            ask_for(values + AHEAD * at->values_row + place, at->width);
         }
         ask_for(at->gate + step * at->gate_row + place, at->width);
         for (int part = 0; part < 3; part++) {
@@ -92,9 +109,9 @@ static void mlstm_inputs(const struct mlstm *at, const struct mlstm_room *room, 
         }
     }
     ptrdiff_t step = (ptrdiff_t)image * at->steps + first;
-    int t = 0;
-    for (; t + 4 <= count; t += 4) mlstm_gates(4, at, room, step + t, head, t);
-    for (; t < count; t++) mlstm_gates(1, at, room, step + t, head, t);
+    int t;
+    for (int g = 0; g < 2; g++)
+        memcpy(room->gates[g], at->gates + (head * 2 + g) * (ptrdiff_t)at->images * at->steps + step, count * sizeof(float));
     for (t = 0; t < count; t += LANES) store(room->gates[1] + t, log_sigmoid(load(room->gates[1] + t)));
     double decay = 0, peak = -1e300;
     for (t = 0; t < count; t++) {
@@ -164,22 +181,12 @@ INLINE float mlstm_row(float *scores, const float *weights, int own, int seen) {
 }
 
 /* What a step gives: its reading, divided, normed over the head, with the skip and behind the output gate. */
-INLINE void mlstm_finish(const struct mlstm *at, float *reading, float share_of_it, ptrdiff_t step, int head) {
+INLINE void mlstm_finish(const struct mlstm *at, const float *reading, float share_of_it, ptrdiff_t step, int head) {
     int width = at->width;
     ptrdiff_t place = (ptrdiff_t)head * width;
-    vec total = {0};
-    for (int c = 0; c < width; c += LANES) {
-        vec x = load(reading + c) * share_of_it;
-        store(reading + c, x);
-        total += x;
-    }
-    float mean = sum(total) / width;
-    vec squares = {0};
-    for (int c = 0; c < width; c += LANES) {
-        vec x = load(reading + c) - mean;
-        squares += x * x;
-    }
-    float over = 1.0f / __builtin_sqrtf(sum(squares) / width + at->norm_eps);
+    float mean = norm_sum(reading, width, 0, 1) / width;
+    float spread = share_of_it * __builtin_sqrtf(norm_sum(reading, width, mean, 2) / width);
+    float over = share_of_it / __builtin_sqrtf(spread * spread + at->norm_eps);
     const float *source = at->source + step * at->source_row + place, *gate = at->gate + step * at->gate_row + place;
     float *out = at->out + step * at->out_row + place;
     for (int c = 0; c < width; c += LANES) {
@@ -277,6 +284,12 @@ static int mlstm_task(void *about, long index) {
     return 0;
 }
 
-static int run_mlstm(const struct mlstm *at) {
-    return share(mlstm_task, (void *)at, (long)at->images * at->heads, at->threads);
+static int run_mlstm(struct mlstm *at) {
+    long steps = (long)at->images * at->steps;
+    at->gates = claim((size_t)2 * at->heads * steps);
+    if (!at->gates) return 1;
+    int failed = share(mlstm_gates_task, at, (steps + GATE_STEPS - 1) / GATE_STEPS, at->threads);
+    failed = failed || share(mlstm_task, at, (long)at->images * at->heads, at->threads);
+    free(at->gates);
+    return failed;
 }

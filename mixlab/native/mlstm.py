@@ -29,7 +29,7 @@ class MlstmAbout(ctypes.Structure):
         *((name, c_void_p) for name in ("source", "values", "gate")),
         *((name, c_ssize_t) for name in ("source_row", "values_row", "gate_row", "out_row")),
         *((name, c_void_p) for name in ("projections", "biases", "gate_weights", "gate_biases")),
-        *((name, c_void_p) for name in ("norm", "norm_bias", "skip", "out")),
+        *((name, c_void_p) for name in ("norm", "norm_bias", "skip", "out", "gates")),
         *((name, c_int) for name in ("images", "steps", "heads", "width", "chunk", "threads")),
         *((name, c_float) for name in ("eps", "norm_eps")),
     )
@@ -63,7 +63,7 @@ def run_mlstm(
     pointers = [pointer(one) for one in (*packed, norm.weight, norm.bias, skip)]
     size = min(steps, chunk or max(CHUNK, width // 4))
     sizes = (images, steps, heads, width, size, torch.get_num_threads())
-    found.run("mlstm", MlstmAbout(*starts[:3], *[row] * 4, *pointers, starts[3], *sizes, eps, norm.eps))
+    found.run("mlstm", MlstmAbout(*starts[:3], *[row] * 4, *pointers, starts[3], None, *sizes, eps, norm.eps))
     return out
 
 
