@@ -129,6 +129,7 @@ static void depthwise_part(const struct depthwise *at, const struct tile *tile, 
             x += at->part[part] + first;
             memset(place, 0, (size_t)from * BLOCK * sizeof(float));
             memset(place + (size_t)to * BLOCK, 0, (size_t)(count - to) * BLOCK * sizeof(float));
+            for (int w = from; w < to; w++) __builtin_prefetch(x + w * at->row + BLOCK); /* the next block */
             for (int w = from; w < to; w++)
                 for (int lane = 0; lane < BLOCK; lane += LANES)
                     store(place + w * BLOCK + lane, load_some(x + w * at->row + lane, channels - lane));
