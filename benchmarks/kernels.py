@@ -13,6 +13,7 @@ from mixlab.grid import Grid
 from mixlab.mixers.mlstm import ROWS, Mlstm, MlstmOptions
 from mixlab.mixers.recurrent import Recurrent2d, RecurrentLayer
 from mixlab.native import kernels
+from mixlab.native.depthwise import convolve_channels
 from mixlab.native.linear import run_linear
 from mixlab.ops.longconv import convolve, prepare_1d, prepare_2d
 
@@ -28,6 +29,11 @@ LINEAR = (
     (196, 320, 1280),
     (49, 512, 2048),
     (49, 2048, 512),
+)
+DEPTHWISE = (  # sides, channels and kernels of convformer_s18, hpx_former_s18 and vil_tiny
+    *((56, 128, 7), (28, 256, 7), (14, 640, 7), (7, 1024, 7)),
+    *((56, 192, 5), (28, 384, 5), (14, 960, 5), (7, 1536, 5)),
+    (14, 384, 3),
 )
 PLANES = ((56, 64), (28, 128), (14, 320), (7, 512))  # sides and channels of hpx_former_s18
 
@@ -73,6 +79,18 @@ def long_convolutions() -> None:
         tell(f"{batch} x 3136 x 64, whole sequence", in_turn(runs))
 
 
+def depthwise_convolutions() -> None:
+    for batch in (1, 8):
+        for side, channels, kernel in DEPTHWISE:
+            x, weight, bias = torch.randn(batch, side, side, channels), torch.randn(channels, 1, kernel, kernel), None
+            image, around = x.permute(0, 3, 1, 2), (kernel // 2, kernel // 2)
+            runs: dict[str, Callable[[], object]] = {
+                "kernel": lambda x=x, w=weight, p=around: convolve_channels(x, w, bias, p),
+                "oneDNN": lambda x=image, w=weight, p=around: F.conv2d(x, w, bias, padding=p, groups=len(w)),
+            }
+            tell(f"{kernel} x {kernel} over {batch} x {side} x {side} x {channels}", in_turn(runs))
+
+
 def lstm_layers() -> None:
     for batch in (1, 8):
         for side, dim in ((32, 192), (16, 384)):
@@ -93,7 +111,7 @@ def matrix_memories() -> None:
     for batch, side in ((1, 14), (8, 14), (1, 28), (1, 56)):
         kernel, plain = (Mlstm(192, MlstmOptions(bias=True), ROWS).eval() for _ in range(2))
         plain.load_state_dict(kernel.state_dict())
-        plain.runs_natively = lambda *_: False  # type: ignore[method-assign]
+        plain.packed_for = lambda *_: None  # type: ignore[method-assign]
         tokens, grid = torch.randn(batch, side * side, 192), Grid(side, side)
         runs = {
             "kernel": lambda m=kernel, x=tokens, g=grid: m(x, g),
@@ -110,6 +128,7 @@ def main() -> None:
     with torch.inference_mode():
         linear_layers()
         long_convolutions()
+        depthwise_convolutions()
         lstm_layers()
         matrix_memories()
 

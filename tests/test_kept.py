@@ -26,6 +26,31 @@ def test_a_value_is_made_once_until_a_source_or_the_key_changes() -> None:
     assert box.get("b", [], make) == 5
 
 
+@pytest.mark.parametrize("with_kernels", [True, False])
+def test_a_value_is_recalled_only_for_the_very_tensors_that_it_was_made_from(
+    with_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not with_kernels:
+        monkeypatch.setattr(kept, "kernels", lambda: None)
+    small, large, box = torch.randn(4, 4), torch.randn(300_000), Kept[int]()
+    assert box.recall("a", [small, large]) is None
+    box.get("a", [small, large], lambda: 1)
+    assert box.recall("a", [small, large]) == 1
+    assert box.recall("b", [small, large]) is None
+    assert box.recall("a", [small]) is None
+    assert box.recall("a", [small, large.clone()]) is None
+    large.data[299_999] += 1
+    assert box.recall("a", [small, large]) is None
+    large.data[299_999] -= 1
+    box.get("a", [small, large], lambda: 2)
+    assert box.recall("a", [small, large]) in (1, 2)
+    small.data = small.data.t()  # the same memory, read otherwise
+    assert box.recall("a", [small, large]) is None
+    assert box.get("a", [small, large], lambda: 3) == 3
+    assert box.recall("a", [small, large]) is None  # not as it lies in memory: the values are compared
+    assert box.get("a", [small, large], lambda: 4) == 3
+
+
 def test_copies_start_with_nothing() -> None:
     box = Kept[int]()
     box.get("a", [], lambda: 1)

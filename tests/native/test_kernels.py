@@ -16,10 +16,12 @@ from torch import Tensor
 import mixlab
 from mixlab import native
 from mixlab.grid import Grid
-from mixlab.layers import GELU, Mlp
-from mixlab.mixers.mlstm import ROWS, Mlstm, MlstmOptions
+from mixlab.layers import GELU, DepthwiseConv, Mlp
+from mixlab.mixers.mlstm import BACKWARDS, EPS, ROWS, Convolution, Mlstm, MlstmOptions, Path, paths
 from mixlab.native import kernels, may_run
+from mixlab.native.depthwise import convolve_and_multiply, convolve_channels
 from mixlab.native.linear import AFTER, run_linear, run_mlp
+from mixlab.native.mlstm import compiled_mlstm
 from mixlab.native.norm import norm_of_product
 from mixlab.native.recurrent import Run, lstm_maps
 from mixlab.ops import linear, longconv
@@ -142,6 +144,16 @@ def test_many_gradients_at_once() -> None:
     torch.testing.assert_close(found, many @ weight, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(5, 33, 57), (600, 40, 35)])
+def test_a_factor_and_a_summand_behind_the_squared_relu(lanes: int, shape: tuple[int, int, int]) -> None:
+    rows, depth, columns = shape
+    x, weight = torch.randn(rows, depth), torch.randn(columns, depth) / depth**0.5
+    expected = F.linear(x.double(), weight.double()).relu().square() * 0.7 - 0.4
+    near(run_linear(x, weight, None, "squared_relu", (0.7, -0.4)), expected)
+    second = torch.randn(9, columns)
+    near(run_mlp(x, weight, None, second, None, "squared_relu", (0.7, -0.4)), F.linear(expected, second.double()))
+
+
 # -- norms ---------------------------------------------------------------------------------------
 
 
@@ -153,6 +165,78 @@ def test_norm_of_a_product(lanes: int, tokens: int) -> None:
     near(norm_of_product(one, other, weight, bias, eps=1e-5), expected)
     near(norm_of_product(one, other, None, eps=1e-5), (one * other).double())
     near(norm_of_product(one, None, weight, eps=1e-5), F.layer_norm(one.double(), (32,), weight.double(), None, 1e-5))
+
+
+# -- depthwise convolutions ----------------------------------------------------------------------
+
+
+def depthwise_exactly(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+    """(B, H, W, C), padded so that it keeps its size."""
+    (height, width), (above, before) = weight.shape[2:], padding
+    around = (before, width - 1 - before, above, height - 1 - above)
+    image = F.pad(x.double().permute(0, 3, 1, 2), around)
+    exact = None if bias is None else bias.double()
+    return F.conv2d(image, weight.double(), exact, groups=len(weight)).permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 200), (9, 13), (3, 70), (19, 8)])
+@pytest.mark.parametrize("kernel", [(1, 3), (1, 5), (3, 1), (3, 3), (5, 5), (7, 7), (4, 2), (3, 9)])
+@pytest.mark.parametrize("channels", [16, 37])
+def test_depthwise(lanes: int, grid: tuple[int, int], kernel: tuple[int, int], channels: int) -> None:
+    x, weight, bias = torch.randn(2, *grid, channels), torch.randn(channels, 1, *kernel), torch.randn(channels)
+    centre = (kernel[0] // 2, kernel[1] // 2)
+    near(convolve_channels(x, weight, bias, centre), depthwise_exactly(x, weight, bias, centre))
+    within = torch.randn(2, *grid, 3 * channels)[..., channels : 2 * channels]
+    last = (kernel[0] - 1, kernel[1] - 1)
+    near(convolve_channels(within, weight, None, last), depthwise_exactly(within, weight, None, last))
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("kernel", [(1, 3), (3, 3)])
+def test_depthwise_with_an_activation_and_turned_round(lanes: int, after: str, kernel: tuple[int, int]) -> None:
+    x, weight, bias = torch.randn(2, 5, 11, 20), torch.randn(20, 1, *kernel), torch.randn(20)
+    padding, follow = (kernel[0] // 2, 2), FOLLOWING[after]  # type: ignore[index]
+    near(convolve_channels(x, weight, bias, padding, after), follow(depthwise_exactly(x, weight, bias, padding)))
+    turned = depthwise_exactly(x.flip(1, 2), weight, bias, padding).flip(1, 2)
+    near(convolve_channels(x, weight, bias, padding, after, turned=True), follow(turned))
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 150), (9, 13), (30, 70)])
+@pytest.mark.parametrize("kernel", [(1, 3), (5, 5)])
+@pytest.mark.parametrize("normed", [True, False])
+def test_depthwise_with_a_product_and_a_norm(
+    lanes: int, grid: tuple[int, int], kernel: tuple[int, int], normed: bool
+) -> None:
+    x, weight, bias = torch.randn(2, *grid, 96), torch.randn(96, 1, *kernel), torch.randn(96)
+    norm, padding = torch.rand(32) if normed else None, (kernel[0] // 2, kernel[1] // 2)
+    product, aside = convolve_and_multiply(x, weight, bias, padding, (2, 0, 1), norm, 1e-5)
+    parts = depthwise_exactly(x, weight, bias, padding).chunk(3, -1)
+    expected = parts[2] * parts[0]
+    near(product, F.layer_norm(expected, (32,), norm.double(), None, 1e-5) if norm is not None else expected)
+    near(aside, parts[1])
+
+
+@needs_kernels
+def test_depthwise_leaves_what_is_not_a_number_in_its_place() -> None:
+    x = torch.randn(1, 40, 130, 5)
+    x[0, 20, 70, 3] = torch.nan
+    broken = convolve_channels(x, torch.randn(5, 1, 3, 3), None, (1, 1)).isnan()
+    assert broken[0, 19:22, 69:72, 3].all()
+    assert broken.sum() == 9
+
+
+@needs_kernels
+@pytest.mark.parametrize("kernel", [5, 7])
+def test_gradients_of_depthwise_convolutions(kernel: int) -> None:
+    image = torch.randn(2, 9, 11, 12).permute(0, 3, 1, 2)
+    layer, gradients = DepthwiseConv(12, kernel, bias=True), []
+    with torch.enable_grad():
+        for dtype in (torch.float32, torch.float64):
+            x = image.to(dtype).requires_grad_()
+            out = layer.to(dtype)(x)
+            gradients.append(torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()]))
+    for single, double in zip(*gradients, strict=True):
+        near(single, double, 1e-5)
 
 
 # -- recurrent steps -----------------------------------------------------------------------------
@@ -209,6 +293,54 @@ def test_mlstm(lanes: int, sides: tuple[int, int], bias: bool, chunk: int | None
     wide = torch.randn(2, grid.image_tokens, 64)
     assert layer.packed_for(wide, wide, grid) is not None
     near(layer(tokens, grid), exactly(layer, tokens, grid), 2e-5)
+
+
+@pytest.mark.parametrize("conv", ["none", "causal_1d", "1d", "2d"])
+@pytest.mark.parametrize("path", [*paths("oct")], ids=str)
+def test_mlstm_on_every_path(lanes: int, conv: Convolution, path: Path) -> None:
+    layer, grid = Mlstm(32, MlstmOptions(heads=2, conv=conv), path).eval(), Grid(5, 7)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    tokens = torch.randn(3, 35, 32)
+    near(layer(tokens, grid), exactly(layer, tokens, grid), 2e-5)
+
+
+@needs_kernels
+def test_a_hook_sees_the_order_of_the_walk() -> None:
+    layer, grid, tokens = Mlstm(32, MlstmOptions(heads=2), BACKWARDS).eval(), Grid(3, 4), torch.randn(1, 12, 32)
+    expected, seen = layer(tokens, grid), []
+    layer.up.register_forward_hook(lambda _, __, out: seen.append(out))
+    torch.testing.assert_close(layer(tokens, grid), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen[0], F.linear(tokens.flip(1), layer.up.weight))
+
+
+@needs_kernels
+def test_compiled_code_calls_the_kernel() -> None:
+    layer, grid, tokens, names = mlstm(), Grid(3, 4), torch.randn(2, 12, 32), []
+
+    def look(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    compiled = torch.compile(layer, backend=look, fullgraph=True)
+    torch.testing.assert_close(compiled(tokens, grid), layer(tokens, grid), rtol=1e-4, atol=1e-5)
+    assert any("mlstm" in name for name in names)
+    names.clear()
+    with torch.enable_grad():
+        compiled(tokens, grid)
+    assert not any("mlstm" in name for name in names)
+
+
+@needs_kernels
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_operator_keeps_the_rules_of_operators(bias: bool) -> None:
+    layer = mlstm(bias=bias)
+    wide = [torch.randn(2, 12, 64) for _ in range(3)]
+    torch.library.opcheck(
+        compiled_mlstm,
+        (*wide, *layer.make_packed(), layer.norm.weight, layer.norm.bias, layer.skip, EPS, 1e-5, 0),
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 @pytest.mark.parametrize("gate", [30.0, -30.0, -5000.0])
