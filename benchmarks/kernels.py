@@ -82,11 +82,11 @@ def long_convolutions() -> None:
 def depthwise_convolutions() -> None:
     for batch in (1, 8):
         for side, channels, kernel in DEPTHWISE:
-            x, weight, bias = torch.randn(batch, side, side, channels), torch.randn(channels, 1, kernel, kernel), None
+            x, weight = torch.randn(batch, side, side, channels), torch.randn(channels, 1, kernel, kernel)
             image, around = x.permute(0, 3, 1, 2), (kernel // 2, kernel // 2)
             runs: dict[str, Callable[[], object]] = {
-                "kernel": lambda x=x, w=weight, p=around: convolve_channels(x, w, bias, p),
-                "oneDNN": lambda x=image, w=weight, p=around: F.conv2d(x, w, bias, padding=p, groups=len(w)),
+                "kernel": lambda x=x, w=weight, p=around: convolve_channels(x, w, None, p),
+                "oneDNN": lambda x=image, w=weight, p=around: F.conv2d(x, w, None, padding=p, groups=len(w)),
             }
             tell(f"{kernel} x {kernel} over {batch} x {side} x {side} x {channels}", in_turn(runs))
 

@@ -69,6 +69,9 @@ def taps_around(grid: Grid) -> tuple[int, ...]:
     return (2 * grid.height - 1, 2 * grid.width - 1)
 
 
+OWN = ("positions", "distance", "decay")
+
+
 class ImplicitFilter(nn.Module):
     """Kernels (taps..., C) from a network with sine activations over position features, faded out with the distance.
 
@@ -144,8 +147,11 @@ class ImplicitFilter(nn.Module):
 
     def sources(self) -> list[Tensor]:
         """Everything that the kernels are made from. Asking the module for it would take as long as using it."""
-        tensors: list[Tensor | None] = [*self._parameters.values(), *self._buffers.values()]
-        tensors += self.frequencies._parameters.values()
+        own = {**self._parameters, **self._buffers}
+        plain = own.keys() >= set(OWN) and len(self.frequencies._parameters) == len(self.linears)
+        tensors: list[Tensor | None] = [own[name] if plain else getattr(self, name) for name in OWN]
+        tensors += self.frequencies._parameters.values() if plain else list(self.frequencies)
+        tensors.append(self.shift)
         for layer in self.linears._modules.values():
             tensors += weights_of(layer)
         tensors.append(self.out.weight)

@@ -6,6 +6,7 @@ Not every change leaves a trace on a tensor (edits through `.data` do not), so t
 import ctypes
 import ctypes.util
 import functools
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -84,7 +85,8 @@ class Watched:
     def __init__(self, sources: Sequence[Tensor]) -> None:
         self.copies = [source.clone(memory_format=torch.preserve_format) for source in sources]
         plain = all(source.device.type == "cpu" and source.is_contiguous() for source in sources)
-        self.places = [(one, one.data_ptr(), one.shape, one.stride()) for one in sources] if plain else None
+        plain = plain and torch._C._len_torch_dispatch_stack() == 0  # else the copies may be without memory
+        self.places = [Place(one) for one in sources] if plain else None
         self.memory = Memory(sources, self.copies) if plain else None
 
     def are(self, sources: Sequence[Tensor]) -> bool:
@@ -94,12 +96,21 @@ class Watched:
         """The same for the very tensors that were there before, in the same place, in a tenth of the time."""
         if self.places is None or self.memory is None or len(sources) != len(self.places):
             return False
-        for source, (before, pointer, shape, stride) in zip(sources, self.places, strict=True):
-            if source is not before or source.data_ptr() != pointer:
-                return False
-            if source.shape != shape or source.stride() != stride:
-                return False
+        if not all(place.holds(source) for place, source in zip(self.places, sources, strict=True)):
+            return False
         return self.memory.is_same()
+
+
+class Place:
+    """Where a tensor lies, without keeping it alive."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.pointer = weakref.ref(tensor), tensor.data_ptr()
+        self.dtype, self.shape, self.stride = tensor.dtype, tensor.shape, tensor.stride()
+
+    def holds(self, tensor: Tensor) -> bool:
+        same = tensor is self.tensor() and tensor.data_ptr() == self.pointer and tensor.dtype is self.dtype
+        return same and tensor.shape == self.shape and tensor.stride() == self.stride
 
 
 class Memory:

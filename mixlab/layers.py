@@ -95,8 +95,8 @@ def linear_for_fusion(layer: nn.Linear, x: Tensor) -> Tensor:
 class Activation(nn.Module):
     """An elementwise function that knows the cheapest ways out of a linear layer in front and into one behind.
 
-    It is what a linear layer does in the same pass (`after` and `then`), then `finish` unless that is `complete`. A class
-    with a forward of its own and without one of these does not inherit it.
+    It is what a linear layer does in the same pass (`after` and `then`), then `finish` unless that is `complete`. A
+    class with a forward of its own and without one of these does not inherit it.
     """
 
     after: After = "none"
@@ -157,6 +157,14 @@ class DepthwiseConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         height, width = self.kernel_size
         return depthwise(x, self.weight, self.bias, (height // 2, width // 2))
+
+
+def is_depthwise(conv: nn.Module) -> bool:
+    """Whether a convolution moves one kernel over every channel, pixel by pixel, and does nothing else."""
+    if type(conv) not in (nn.Conv2d, DepthwiseConv) or not is_plain(conv):
+        return False
+    usual = conv.stride == conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+    return usual and conv.groups == conv.in_channels == conv.out_channels
 
 
 @ACTIVATIONS.register("relu")

@@ -26,7 +26,7 @@ from mixlab.implicit_filter import (
     taps_both_ways,
 )
 from mixlab.kept import Keeper, Kept, may_keep
-from mixlab.layers import DepthwiseConv, is_plain, known_norm, through
+from mixlab.layers import DepthwiseConv, is_depthwise, known_norm, through, weights_of
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.native import may_run
 from mixlab.native.depthwise import convolve_and_multiply, joins
@@ -263,15 +263,14 @@ class Hyena(Mixer):
     def gated(self, wide: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The normed product of two parts behind the short convolution, and the third, each (B, H*W, C)."""
         gate, one, other = (0, 1, 2) if self.gate_first else (2, 0, 1)
-        norm, kernel, bias = known_norm(self.inner_norm), self.short.weight, self.short.bias
-        image = self.over(grid).to_map(wide).permute(0, 2, 3, 1)
-        plain = is_plain(self.short) and type(self.short) in (nn.Conv2d, DepthwiseConv)
-        plain = plain and norm is not None and norm.bias is None
-        if norm and plain and may_run(wide, kernel, bias, norm.weight) and joins(image, kernel, bias, norm.weight):
-            height, width = self.short.kernel_size
-            padding = (height // 2, width - 1 if self.causal else width // 2)
-            made = convolve_and_multiply(image, kernel, bias, padding, (one, other, gate), norm.weight, norm.eps)
-            return made[0].flatten(1, 2), made[1].flatten(1, 2)
+        norm = known_norm(self.inner_norm)
+        if norm is not None and norm.bias is None and is_depthwise(self.short):
+            (kernel, bias), (height, width) = weights_of(self.short), self.short.kernel_size
+            image = self.over(grid).to_map(wide).permute(0, 2, 3, 1)
+            if may_run(wide, kernel, bias, norm.weight) and joins(image, kernel, bias, norm.weight):
+                padding = (height // 2, width - 1 if self.causal else width // 2)
+                made = convolve_and_multiply(image, kernel, bias, padding, (one, other, gate), norm.weight, norm.eps)
+                return made[0].flatten(1, 2), made[1].flatten(1, 2)
         parts = self.shorten(wide, grid).chunk(3, -1)
         return self.normed(self.inner_norm, parts[one], parts[other]), parts[gate]
 

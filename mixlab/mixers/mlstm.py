@@ -12,11 +12,11 @@ from mixlab.errors import require
 from mixlab.grid import Grid
 from mixlab.guards import is_exported, is_transformed, without_autocast
 from mixlab.kept import Keeper, Kept, may_keep
-from mixlab.layers import is_plain, linear_for_fusion, through, weights_of
+from mixlab.layers import is_depthwise, is_plain, linear_for_fusion, through, weights_of
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
 from mixlab.native import has_kernels, may_run
 from mixlab.native.depthwise import convolve_channels
-from mixlab.native.mlstm import BLOCK, WIDTH, Packed, compiled_mlstm, run_mlstm, turned
+from mixlab.native.mlstm import BLOCK, HAS_TAGS, WIDTH, Packed, compiled_mlstm, run_mlstm, turned
 from mixlab.native.norm import Norm
 from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads
 from mixlab.ops.mlstm import EPS, mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
@@ -197,21 +197,20 @@ class Mlstm(Keeper, Mixer):
         return self.down
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        turned = self.may_turn(tokens, grid)
-        tokens, walk = (tokens, grid) if turned else self.path.arrange(tokens, grid)
+        from_end = self.may_turn(tokens, grid)
+        tokens, walk = (tokens, grid) if from_end else self.path.arrange(tokens, grid)
         value_source, gate = through(self.up, tokens), linear_for_fusion(self.gate, tokens)  # (B, T, inner)
         packed = self.packed_for(value_source, gate, walk)
         if packed is not None:
-            source = self.source_by_kernel(value_source, walk, turned=turned)
-            norm = Norm(*weights_of(self.norm), self.norm.eps)
-            about = {"eps": EPS, "chunk": self.chunk, "backwards": turned}
-            merged = run_mlstm(source, value_source, gate, packed, norm, self.skip, **about)
-            return through(self.down, merged) if turned else self.path.restore(through(self.down, merged), walk)
-        if turned:
+            source = self.source_by_kernel(value_source, walk, from_end=from_end)
+            norm, how = Norm(*weights_of(self.norm), self.norm.eps), {"chunk": self.chunk, "backwards": from_end}
+            merged = run_mlstm(source, value_source, gate, packed, norm, self.skip, eps=EPS, **how)
+            return through(self.down, merged) if from_end else self.path.restore(through(self.down, merged), walk)
+        if from_end:
             (value_source, walk), (gate, _) = (self.path.arrange(one, grid) for one in (value_source, gate))
         source = self.convolve(value_source, walk)
         source = F.silu(source, inplace=not torch.is_grad_enabled() and self.conv is not None and is_plain(self.conv))
-        if self.may_call_kernel(source, walk):
+        if self.may_call_kernel(source, value_source, gate, walk):
             about = (*self.make_packed(), *weights_of(self.norm), self.skip, EPS, self.norm.eps, self.chunk or 0)
             merged = compiled_mlstm(source, value_source, gate, *about)
         else:
@@ -227,9 +226,11 @@ class Mlstm(Keeper, Mixer):
     def packed_for(self, value_source: Tensor, gate: Tensor, walk: Grid) -> Packed | None:
         """The cell's weights for the kernels, if these may do all that lies between the linear layers."""
         fits = self.form == "chunkwise" and not (walk.prefix and (self.spread or self.conv is not None))
-        fits = fits and is_plain(self.norm) and (self.conv is None or (is_plain(self.conv) and type(self.conv) is nn.Conv2d))
+        fits = fits and is_own_norm(self.norm) and (self.conv is None or is_depthwise(self.conv))
+        if not fits:
+            return None
         around = (*weights_of(self.norm), self.skip, *(weights_of(self.conv) if self.conv is not None else ()))
-        if not (fits and may_run(value_source, gate, *around)):
+        if not (may_run(value_source, gate, *around) and all(one is None or one.is_contiguous() for one in around)):
             return None
         sources = self.sources()
         if not (self.training or torch.is_grad_enabled()):
@@ -238,26 +239,29 @@ class Mlstm(Keeper, Mixer):
                 return cast(Packed, known)
         width = value_source.shape[-1] // self.heads
         fits = self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
-        fits = fits and all(one is None or one.is_contiguous() for one in around)
         return self.packed() if fits and may_run(*sources) else None
 
-    def may_call_kernel(self, source: Tensor, walk: Grid) -> bool:
+    def may_call_kernel(self, source: Tensor, value_source: Tensor, gate: Tensor, walk: Grid) -> bool:
         """Whether compiled code may call the kernel: for inference by this process, on a CPU."""
-        if not torch.compiler.is_compiling() or is_exported() or torch.is_grad_enabled():
+        tells = hasattr(torch.compiler, "is_exporting")  # else a graph for other programs may be in the making
+        if not torch.compiler.is_compiling() or torch.is_grad_enabled() or not tells or is_exported():
             return False
         width = source.shape[-1] // self.heads
         fits = self.form == "chunkwise" and self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
-        plain = all(one.device.type == "cpu" and one.dtype is torch.float32 for one in (source, self.skip))
-        return fits and plain and not (walk.prefix and self.spread) and has_kernels()
+        if not fits or (walk.prefix and self.spread) or not is_own_norm(self.norm):
+            return False
+        tensors = (source, value_source, gate, self.skip, *weights_of(self.norm), *self.sources())
+        plain = all(one is None or (one.device.type == "cpu" and one.dtype is torch.float32) for one in tensors)
+        return plain and HAS_TAGS and has_kernels()
 
-    def source_by_kernel(self, value_source: Tensor, walk: Grid, *, turned: bool) -> Tensor:
+    def source_by_kernel(self, value_source: Tensor, walk: Grid, *, from_end: bool) -> Tensor:
         """silu(convolution), both in one pass."""
         if self.conv is None:
             return F.silu(value_source)
         height, width = self.conv.kernel_size
         image = value_source.unflatten(1, (walk.height, walk.width) if height > 1 else (1, walk.image_tokens))
         padding = (height // 2, width - 1 if self.causal else width // 2)
-        return convolve_channels(image, *weights_of(self.conv), padding, "silu", turned=turned).flatten(1, 2)
+        return convolve_channels(image, *weights_of(self.conv), padding, "silu", turned=from_end).flatten(1, 2)
 
     def convolve(self, inner: Tensor, walk: Grid) -> Tensor:
         """The depthwise convolution over image tokens; it looks along the walk, and class tokens pass."""
@@ -403,6 +407,11 @@ class HeadNorm(nn.Module):
         if self.bias is None:
             return torch.mul(normed, weight, out=place).flatten(2)
         return torch.addcmul(self.bias.view(self.heads, -1), normed, weight, out=place).flatten(2)
+
+
+def is_own_norm(norm: nn.Module) -> bool:
+    """Whether a norm is what its parameters say, and nobody listens to it."""
+    return type(norm) is HeadNorm and is_plain(norm)
 
 
 def places(grid: Grid) -> list[int]:

@@ -27,11 +27,11 @@ class Kernels:
         self.library = ctypes.CDLL(path)
         self.library.mixlab_use_crew(crew)
         self.lanes = int(self.library.mixlab_choose(most_lanes))
-        self.same = self.library.mixlab_same
+        self.compare = self.library.mixlab_same
 
     def are_same(self, now: object, before: object, sizes: object, count: int) -> bool:
         """Whether pieces of memory of so many bytes hold the same: arrays of their addresses and sizes."""
-        return bool(self.same(now, before, sizes, count, torch.get_num_threads()))
+        return bool(self.compare(now, before, sizes, count, torch.get_num_threads()))
 
     def run(self, name: str, about: ctypes.Structure) -> None:
         if getattr(self.library, f"mixlab_{name}")(ctypes.byref(about), ctypes.sizeof(about)):
@@ -52,7 +52,7 @@ def kernels() -> Kernels | None:
         return None
     try:
         return Kernels(spec.origin, int(wanted), thread_starter())
-    except (OSError, AttributeError):  # built for another machine, or a PyTorch with threads of another kind
+    except (OSError, AttributeError):  # built for another machine or from older sources, or threads of another kind
         return None
 
 

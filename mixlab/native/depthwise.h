@@ -16,8 +16,8 @@ struct tile {
 /* Outputs of STRIDE columns, of which `x` is the first that the kernel sees in each of `high` lines. */
 INLINE void depthwise_columns(int wide, const float *const *lines, size_t x, int high, const float *weights, vec *sums) {
     for (int row = 0; row < high; row++) {
-        const float *line = lines[row] + x, *own = weights + (size_t)row * wide * BLOCK;
         if (!lines[row]) continue;
+        const float *line = lines[row] + x, *own = weights + (size_t)row * wide * BLOCK;
         if (wide > 7) { /* any width: the outputs stay in registers, not the weights */
             for (int k = 0; k < wide; k++) {
                 vec weight = load(own + (size_t)k * BLOCK);
@@ -91,7 +91,7 @@ INLINE void depthwise_pixels(const struct depthwise *at, int wide, const float *
             }
 }
 
-static void depthwise_line(const struct depthwise *at, const struct tile *tile, const float *zeros) {
+static void depthwise_low(const struct depthwise *at, const struct tile *tile, const float *zeros) {
     int wide = at->wide, above = at->above;
     for (int row = tile->top; row < tile->bottom; row++) {
         int there = row - above >= 0 && row - above < at->height;
@@ -153,7 +153,7 @@ static void depthwise_part(const struct depthwise *at, const struct tile *tile, 
 }
 
 static void depthwise_tile(const struct depthwise *at, const struct tile *tile, float *room) {
-    if (at->high == 1) depthwise_line(at, tile, room);
+    if (at->high == 1) depthwise_low(at, tile, room);
     for (int block = 0; block < pieces_of(at->channels, BLOCK) && at->high > 1; block++)
         for (int part = 0; part < 3; part++)
             if (at->part[part] >= 0) depthwise_part(at, tile, part, block, room);
@@ -171,7 +171,9 @@ static int depthwise_task(void *about, long index) {
     int row = index / across % down, column = index % across;
     tile.top = row * at->strip, tile.bottom = tile.top + at->strip < at->height ? tile.top + at->strip : at->height;
     tile.left = column * COLUMNS, tile.right = tile.left + COLUMNS < at->width ? tile.left + COLUMNS : at->width;
-    size_t ring = (size_t)at->high * (COLUMNS + STRIDE + at->wide) * BLOCK, pixel = (size_t)at->row;
+    size_t ring = (size_t)at->high * (COLUMNS + STRIDE + at->wide) * BLOCK, pixel = 0;
+    for (int part = 0; part < 3; part++)
+        if (at->part[part] >= 0 && (size_t)(at->part[part] + at->channels) > pixel) pixel = at->part[part] + at->channels;
     size_t size = at->high == 1 ? pixel : ring;
     float *room = claim(size);
     if (!room) return 1;

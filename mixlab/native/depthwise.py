@@ -2,6 +2,7 @@
 
 import ctypes
 from ctypes import c_float, c_int, c_ssize_t, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +27,10 @@ class DepthwiseAbout(ctypes.Structure):
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether maps (B, H, W, C) and kernels (C, 1, h, w) can be walked."""
-    return x.stride(3) == 1 and weight.is_contiguous() and (bias is None or bias.is_contiguous())
+    """Whether maps (B, H, W, C) and kernels (C, 1, h, w) belong together and can be walked."""
+    if x.ndim != 4 or weight.ndim != 4 or weight.shape[:2] != (x.shape[3], 1) or x.stride(3) != 1:
+        return False
+    return weight.is_contiguous() and (bias is None or (bias.is_contiguous() and bias.shape == weight.shape[:1]))
 
 
 def joins(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> bool:
@@ -70,7 +73,14 @@ def convolve_and_multiply(
 
 
 def run(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, out: Tensor, *, part: tuple[int, ...], **given: object
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Pair,
+    out: Tensor,
+    *,
+    part: tuple[int, ...],
+    **given: Any,
 ) -> None:
     found, (images, height, width, _) = kernels(), x.shape
     assert found is not None

@@ -68,7 +68,7 @@ struct depthwise {
     const float *bias;   /* or NULL */
     const float *norm;   /* or NULL: no norm */
     float *out, *aside;  /* images x height x width x channels */
-    float *packed;
+    float *packed;       /* the kernel's own, as is `strip`: rows of a task */
     ptrdiff_t row;
     int part[3]; /* where in a pixel the channels of a part begin; -1: there is none */
     int images, height, width, channels;

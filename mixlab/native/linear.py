@@ -36,9 +36,7 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return x.is_contiguous() and 1 in weight.stride() and (bias is None or bias.is_contiguous())
 
 
-def run_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, after: str = "none", then: Then = AS_IT_IS
-) -> Tensor:
+def run_linear(x: Tensor, weight: Tensor, bias: Tensor | None, after: str = "none", then: Then = AS_IT_IS) -> Tensor:
     """f(x W^T + b) of (..., in) and (out, in)."""
     columns, depth = weight.shape
     out = x.new_empty(*x.shape[:-1], columns)

@@ -181,12 +181,12 @@ INLINE float mlstm_row(float *scores, const float *weights, int own, int seen) {
 }
 
 /* What a step gives: its reading, divided, normed over the head, with the skip and behind the output gate. */
-INLINE void mlstm_finish(const struct mlstm *at, const float *reading, float share_of_it, ptrdiff_t step, int head) {
+INLINE void mlstm_finish(const struct mlstm *at, float *reading, float share_of_it, ptrdiff_t step, int head) {
     int width = at->width;
     ptrdiff_t place = (ptrdiff_t)head * width;
+    for (int c = 0; c < width; c += LANES) store(reading + c, load(reading + c) * share_of_it);
     float mean = norm_sum(reading, width, 0, 1) / width;
-    float spread = share_of_it * __builtin_sqrtf(norm_sum(reading, width, mean, 2) / width);
-    float over = share_of_it / __builtin_sqrtf(spread * spread + at->norm_eps);
+    float over = 1.0f / __builtin_sqrtf(norm_sum(reading, width, mean, 2) / width + at->norm_eps);
     const float *source = at->source + step * at->source_row + place, *gate = at->gate + step * at->gate_row + place;
     float *out = at->out + step * at->out_row + place;
     for (int c = 0; c < width; c += LANES) {

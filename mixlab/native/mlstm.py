@@ -1,8 +1,9 @@
 """The mLSTM layer between its linear layers in one walk over the tokens; `mixlab.ops.mlstm` has the references."""
 
 import ctypes
+import inspect
 from ctypes import c_float, c_int, c_ssize_t, c_void_p
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +68,12 @@ def run_mlstm(
     return out
 
 
-@torch.library.custom_op("mixlab::mlstm", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+# Without the tag inductor fails on a second image size; PyTorch releases that do not know it compile the cell itself.
+HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
+TAGS: dict[str, Any] = {"tags": (torch.Tag.flexible_layout,)} if HAS_TAGS else {}
+
+
+@torch.library.custom_op("mixlab::mlstm", mutates_args=(), device_types="cpu", **TAGS)
 def compiled_mlstm(
     source: Tensor,
     values: Tensor,

@@ -2,7 +2,8 @@
 
 A CPU's library has a fast kernel gradient for kernels of up to three columns only; wider ones go through dense products
 of 16 x 16 channels, of which 15/16 are thrown away. Wide kernels are therefore cut into strips of three columns, and
-kernels of one row are laid down as a column.
+kernels of one row are laid down as a column. The convolution itself, also of a gradient, is our own kernel's where
+that is faster.
 """
 
 from typing import Any
@@ -38,7 +39,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> 
 def runs_natively(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> bool:
     """Where the kernel is faster than the library's: it has been measured for these widths and vectors of 8."""
     centred = all(size == 2 * around + 1 for size, around in zip(weight.shape[2:], padding, strict=True))
-    if not (centred and weight.shape[2] > 1 and weight.shape[3] in WIDTHS and may_run(x, weight, bias)):
+    if not (x.ndim == 4 and centred and weight.shape[2] > 1 and weight.shape[3] in WIDTHS and may_run(x, weight, bias)):
         return False
     found = kernels()
     return found is not None and found.lanes == 8 and fits(x.permute(0, 2, 3, 1), weight, bias)

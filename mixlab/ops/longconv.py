@@ -291,6 +291,9 @@ def native_kernel(spans: tuple[Span, ...], channels: int) -> Kernel:
 
 def convolve_native(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], factor: Tensor | None = None) -> Tensor:
     about = native_kernel(spans, x.shape[-1])
+    numbers = math.prod(span.taps for span in spans) * about.channels if kernel.ndim > 1 else spectrum_size(about)
+    fits = x.shape[1:-1] == tuple(span.size for span in spans) and kernel.numel() == numbers
+    require(fits, f"a kernel that was prepared for inputs of {tuple(x.shape)}.")
     taps, spectrum = (kernel, None) if kernel.ndim > 1 else (None, kernel)  # it may be too large to keep a spectrum
     if len(spans) == 2:
         return convolve_maps(x.contiguous(), about, taps=taps, spectrum=spectrum, factor=factor)
