@@ -203,8 +203,9 @@ class Mlstm(Keeper, Mixer):
         packed = self.packed_for(value_source, gate, walk)
         if packed is not None:
             source = self.source_by_kernel(value_source, walk, from_end=from_end)
-            norm, how = Norm(*weights_of(self.norm), self.norm.eps), {"chunk": self.chunk, "backwards": from_end}
-            merged = run_mlstm(source, value_source, gate, packed, norm, self.skip, eps=EPS, **how)
+            norm = Norm(*weights_of(self.norm), self.norm.eps)
+            inputs = (source, value_source, gate, packed, norm, self.skip)
+            merged = run_mlstm(*inputs, eps=EPS, chunk=self.chunk, backwards=from_end)
             return through(self.down, merged) if from_end else self.path.restore(through(self.down, merged), walk)
         if from_end:
             (value_source, walk), (gate, _) = (self.path.arrange(one, grid) for one in (value_source, gate))

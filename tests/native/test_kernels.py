@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 import mixlab
 from mixlab import native
+from mixlab.errors import ConfigError
 from mixlab.grid import Grid
 from mixlab.layers import GELU, DepthwiseConv, Mlp
-from mixlab.mixers.mlstm import BACKWARDS, EPS, ROWS, Convolution, Mlstm, MlstmOptions, Path, paths
+from mixlab.mixers.mlstm import BACKWARDS, ROWS, Convolution, Mlstm, MlstmOptions, Path, paths
 from mixlab.native import kernels, may_run
 from mixlab.native.depthwise import convolve_and_multiply, convolve_channels
 from mixlab.native.linear import AFTER, run_linear, run_mlp
@@ -27,6 +29,7 @@ from mixlab.native.recurrent import Run, lstm_maps
 from mixlab.ops import linear, longconv
 from mixlab.ops.linear import FOLLOWING
 from mixlab.ops.longconv import convolve, long_conv_1d, long_conv_2d, prepare_2d
+from mixlab.ops.mlstm import EPS
 from mixlab.ops.recurrent import recurrent_reference
 
 LEVELS = [4, 8, 16]
@@ -226,6 +229,34 @@ def test_depthwise_leaves_what_is_not_a_number_in_its_place() -> None:
 
 
 @needs_kernels
+def test_maps_and_kernels_that_do_not_belong_together_are_refused() -> None:
+    layer = DepthwiseConv(12, 7, bias=True)
+    with pytest.raises(RuntimeError, match="12"):
+        layer(torch.randn(1, 9, 9, 24).permute(0, 3, 1, 2))
+    assert layer(torch.randn(12, 9, 9)).shape == (12, 9, 9)
+    ready = prepare_2d(torch.randn(5, 5, 20), 4, 6, form="native")
+    for shape in ((1, 9, 6, 20), (1, 4, 6, 40)):
+        with pytest.raises(ConfigError, match="prepared"):
+            convolve(torch.randn(shape), ready)
+
+
+@needs_kernels
+def test_a_filter_is_made_anew_when_what_stands_for_its_weights_changes() -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    mixer = mixlab.create_model("hpx_former_pico").eval().stages[0].blocks[0].mixers[0]
+    filter = mixer.get_submodule("conv.filter")
+    tokens, grid = torch.randn(1, 64, mixer.get_parameter("project.weight").shape[1]), Grid(8, 8)
+    parametrize.register_parametrization(filter, "decay", Twice())
+    before = mixer(tokens, grid)
+    torch.testing.assert_close(mixer(tokens, grid), before)
+    filter.get_parameter("parametrizations.decay.original").data.mul_(5)
+    assert float((mixer(tokens, grid) - before).abs().max()) > 1e-6
+
+
+@needs_kernels
 @pytest.mark.parametrize("kernel", [5, 7])
 def test_gradients_of_depthwise_convolutions(kernel: int) -> None:
     image = torch.randn(2, 9, 11, 12).permute(0, 3, 1, 2)
@@ -316,7 +347,8 @@ def test_a_hook_sees_the_order_of_the_walk() -> None:
 
 @needs_kernels
 def test_compiled_code_calls_the_kernel() -> None:
-    layer, grid, tokens, names = mlstm(), Grid(3, 4), torch.randn(2, 12, 32), []
+    layer, grid, tokens = mlstm(), Grid(3, 4), torch.randn(2, 12, 32)
+    names: list[str] = []
 
     def look(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
         names.extend(str(node.target) for node in graph.graph.nodes)
