@@ -30,7 +30,7 @@ docs: $(INSTALLED) ## the site, into site/; warnings are errors
 	$(BIN)/zensical build --clean --strict
 
 docs-test: $(INSTALLED) ## every command and example of the README and the docs (2 cores, some minutes)
-	$(BIN)/python -m pytest -n 2 tests/test_docs.py
+	$(BIN)/python -m pytest -n 2 tests/test_docs.py tests/test_examples.py
 
 export-matrix: $(INSTALLED) ## models in every export format, compared and timed, into docs/export.md (g++, 20 minutes)
 	$(BIN)/python benchmarks/export_matrix.py --full

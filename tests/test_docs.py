@@ -20,6 +20,7 @@ from tests.docs_blocks import OUTPUT, PAGES, ROOT, Block, blocks, check, environ
 
 PYTHON = [block for block in blocks() if block.language == "python" and block.page != "CONTRIBUTING.md"]
 PARSED = [block for block in blocks() if block.is_shell and block.parse_only]
+QUICK_PAGES = ("README.md", "guide.md", "hyena.md", "vision-lstm.md")  # the others: `make docs-test`
 STORY = "index.md"  # its blocks follow from each other
 RUN = [block for block in blocks() if block.is_shell and not block.parse_only and block.page != STORY]
 
@@ -39,7 +40,13 @@ def test_no_block_is_passed_over() -> None:
     assert min(kinds[name] for name in ("python", "run", "parsed", "toml")) > 0
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in PYTHON}))
+EXAMPLE_PAGES = [
+    pytest.param(page, marks=() if page in QUICK_PAGES else pytest.mark.heavy)
+    for page in sorted({block.page for block in PYTHON})
+]
+
+
+@pytest.mark.parametrize("page", EXAMPLE_PAGES)
 def test_the_documented_examples_of_a_page_run(page: str, tmp_path: Path) -> None:
     """Each in names of its own; one process for all, because most of the time goes into imports."""
     examples = [[block.name, block.text] for block in PYTHON if block.page == page]

@@ -48,6 +48,7 @@ def test_a_mixer_of_ones_own_works_at_any_size(tmp_path: Path) -> None:
     assert len(re.findall(r"^axial .* scores \(1, 10\)", output_of("custom_mixer.py", tmp_path), re.M)) == 1
 
 
+@pytest.mark.heavy
 def test_a_hybrid_says_the_same_in_onnxruntime(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     told = output_of("hybrid_to_onnx.py", tmp_path)

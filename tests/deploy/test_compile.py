@@ -131,7 +131,12 @@ def test_a_compiled_model_keeps_the_dtype_of_autocast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "depths"), [("hpx_former_pico", [1, 1, 1, 1]), ("hb_former_pico", [1, 1, 1, 1]), ("vil_pico", [2])]
+    ("name", "depths"),
+    [
+        ("hpx_former_pico", [1, 1, 1, 1]),
+        pytest.param("hb_former_pico", [1, 1, 1, 1], marks=pytest.mark.heavy),
+        ("vil_pico", [2]),
+    ],
 )
 def test_a_whole_model_is_one_graph_with_the_same_outputs_and_gradients(name: str, depths: list[int]) -> None:
     """The graph as it is captured; `make compile-all` turns every model's into code."""

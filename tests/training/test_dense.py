@@ -136,6 +136,7 @@ def test_the_command_line_trains_evaluates_and_draws(tmp_path: Path) -> None:
         return done.stdout
 
     settings = ["schedule.updates=2", "schedule.warmup_updates=1", "batch_size=2"]
+    settings += ["segmentation.width=16", "segmentation.auxiliary_width=16"]
     common = ["--task", "segmentation", "--workers", "0", "--no-tensorboard", "--set", *settings]
     said = mixlab_says("train", "convformer_pico", "digit-scenes", "--out", str(tmp_path / "run"), *common)
     assert "mIoU" in said
