@@ -83,7 +83,7 @@ class Watched:
     """Tensors and a copy of their values."""
 
     def __init__(self, sources: Sequence[Tensor]) -> None:
-        self.copies = [source.clone(memory_format=torch.preserve_format) for source in sources]
+        self.copies = [source.clone() for source in sources]
         plain = all(source.device.type == "cpu" and source.is_contiguous() for source in sources)
         plain = plain and torch._C._len_torch_dispatch_stack() == 0  # else the copies may be without memory
         self.places = [Place(one) for one in sources] if plain else None

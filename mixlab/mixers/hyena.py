@@ -115,8 +115,9 @@ class LongConv(Keeper):
         keeps = self.reuse and not self.training and self.filter.is_plain()
         if keeps and not torch.is_grad_enabled() and self.runs_natively(tokens, factor):
             known = self.kept.recall((grid, "native"), sources)
-            if isinstance(known, Prepared):
-                return self.convolve(tokens, known, grid, factor)
+            if known is not None:
+                ready = known if isinstance(known, Prepared) else self.prepare(known, grid, "native")
+                return self.convolve(tokens, ready, grid, factor)
         other = None if self.form == "native" else self.form
         form: Form | None = "native" if self.runs_natively(tokens, factor, *sources) else other
         if keeps and may_keep(self, sources):
