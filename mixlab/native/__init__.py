@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import warnings
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ class Kernels:
 
     def __init__(self, path: str, most_lanes: int, crew: object) -> None:
         self.library = ctypes.CDLL(path)
+        if not hasattr(self.library, "mixlab_same"):
+            warnings.warn(f"{path} was built from older sources and is not used: install Mixlab again.", stacklevel=2)
         self.library.mixlab_use_crew(crew)
         self.lanes = int(self.library.mixlab_choose(most_lanes))
         self.compare = self.library.mixlab_same
