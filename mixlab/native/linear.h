@@ -115,14 +115,7 @@ INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *le
             sums[i][p] = !begins ? load_some(out + i * out_row + p * LANES, valid - p * LANES)
                          : bias  ? load_some(bias + p * LANES, valid - p * LANES)
                                  : (vec){0};
-    for (int k = 0; k < depth; k++) {
-        vec line[PARTS];
-        for (int p = 0; p < PARTS; p++) line[p] = load(panel + k * PANEL + p * LANES);
-        for (int i = 0; i < rows; i++) {
-            vec factor = all(left[i * left_row + k * left_column]);
-            for (int p = 0; p < PARTS; p++) sums[i][p] += factor * line[p];
-        }
-    }
+    accumulate(rows, sums, left, left_row, left_column, panel, PANEL, depth);
     if (ends && after != NOTHING)
         for (int i = 0; i < rows; i++)
             for (int p = 0; p < PARTS; p++) sums[i][p] = activated(sums[i][p], after, then);

@@ -4,12 +4,14 @@ to what the last linear layer takes: projections, gates, memory, norm, skip and 
 Exponents are sums over many steps and taken in double precision; only what is left of them becomes a float. */
 
 struct mlstm_room {
-    float *query, *key, *turned, *value; /* chunk x width; turned: width x chunk */
+    float *query, *value;                /* chunk x width */
+    float *turned, *written;             /* keys times their weights, width x chunk, and their sum */
     float *scores, *output;              /* chunk x chunk, chunk x width */
     float *memory, *normaliser;          /* width x width, width */
     double *gain, *decay, *peak;         /* chunk: log input - decay; sum of log forget; largest gain so far */
     float *weights;                      /* chunk */
     float *gates[2], *carried, *least;   /* chunk: pre-activations; the state's share; the smallest divisor */
+    float *shares, *lacks;               /* chunk: what readings are multiplied with; what scores lack of their weights */
 };
 
 #define NARROW 40.0 /* how much the largest gain may grow within a chunk for its decay to be split in two factors */
@@ -20,14 +22,17 @@ INLINE vec turn(vec x, int by) { /* channels of a block of 4, turned by so many 
     return __builtin_shuffle(x, order);
 }
 
-/* out = blocks of 4 x 4 weights times x, for one token and `width` channels. */
-INLINE void project(float *out, const float *x, const float *weights, ptrdiff_t channels, const float *bias, int width,
-                    float scale) {
-    for (int c = 0; c < width; c += LANES) {
-        vec from = load(x + c), result = bias ? load(bias + c) : (vec){0};
+/* What some tokens (rows of x) give for LANES channels: blocks of 4 x 4 weights times x, plus bias, times a factor each. */
+INLINE void project(vec *to, int tokens, const float *x, ptrdiff_t row, const float *weights, ptrdiff_t channels,
+                    const float *bias, const float *factors) {
+    vec weight[4], offset = bias ? load(bias) : (vec){0};
+    for (int by = 0; by < 4; by++) weight[by] = load(weights + by * channels);
+#pragma GCC unroll 16
+    for (int t = 0; t < LANES; t++) {
+        vec from = t < tokens ? load(x + t * row) : (vec){0}, result = offset;
 #pragma GCC unroll 4
-        for (int by = 0; by < 4; by++) result += load(weights + by * channels + c) * turn(from, by);
-        store(out + c, result * scale);
+        for (int by = 0; by < 4; by++) result += weight[by] * turn(from, by);
+        to[t] = factors ? result * factors[t] : result;
     }
 }
 
@@ -80,41 +85,22 @@ static int mlstm_gates_task(void *about, long index) {
     return 0;
 }
 
-static float bounded_exp(double x) { return (float)__builtin_exp(x > 80 ? 80 : x); }
+/* e^x, nothing where a sum would not notice it; what is not a number stays so. */
+static float left_of(double x) { return x <= -60 ? 0 : (float)__builtin_exp(x > 80 ? 80 : x); }
 
 /* Numbers that are wanted soon are asked for: a head's share of a row is too short for the processor to see it coming. */
 INLINE void ask_for(const float *from, ptrdiff_t count) {
     for (ptrdiff_t c = 0; c < count; c += 16) __builtin_prefetch(from + c);
 }
 
-#define AHEAD 4 /* tokens */
-
-/* Queries, keys, values and gates of a chunk. */
-static void mlstm_inputs(const struct mlstm *at, const struct mlstm_room *room, long image, int head, int first, int count) {
-    ptrdiff_t channels = (ptrdiff_t)at->heads * at->width, place = (ptrdiff_t)head * at->width;
-    float scale = 1.0f / __builtin_sqrtf((float)at->width);
-    for (int t = 0; t < count; t++) {
-        ptrdiff_t step = (ptrdiff_t)image * at->steps + first + t;
-        const float *source = at->source + step * at->source_row, *values = at->values + step * at->values_row;
-        if (first + t + AHEAD < at->steps) {
-            ask_for(source + AHEAD * at->source_row + place, at->width);
-            ask_for(values + AHEAD * at->values_row + place, at->width);
-        }
-        ask_for(at->gate + step * at->gate_row + place, at->width);
-        for (int part = 0; part < 3; part++) {
-            float *to = part == 0 ? room->query : part == 1 ? room->key : room->value;
-            project(to + t * at->width, (part < 2 ? source : values) + place,
-                    at->projections + part * 4 * channels + place, channels,
-                    at->biases ? at->biases + part * channels + place : NULL, at->width, part == 1 ? scale : 1.0f);
-        }
-    }
-    ptrdiff_t step = (ptrdiff_t)image * at->steps + first;
-    int t;
+/* Sums of log forget gates and the largest gain so far, of a chunk. */
+static void mlstm_sums(const struct mlstm *at, const struct mlstm_room *room, long image, int head, int first, int count) {
+    ptrdiff_t all_steps = (ptrdiff_t)at->images * at->steps, step = (ptrdiff_t)image * at->steps + first;
     for (int g = 0; g < 2; g++)
-        memcpy(room->gates[g], at->gates + (head * 2 + g) * (ptrdiff_t)at->images * at->steps + step, count * sizeof(float));
-    for (t = 0; t < count; t += LANES) store(room->gates[1] + t, log_sigmoid(load(room->gates[1] + t)));
+        memcpy(room->gates[g], at->gates + (head * 2 + g) * all_steps + step, count * sizeof(float));
+    for (int t = 0; t < count; t += LANES) store(room->gates[1] + t, log_sigmoid(load(room->gates[1] + t)));
     double decay = 0, peak = -1e300;
-    for (t = 0; t < count; t++) {
+    for (int t = 0; t < count; t++) {
         decay += room->gates[1][t];
         double gain = room->gates[0][t] - decay;
         if (!(gain <= peak)) peak = gain; /* what is not a number spreads */
@@ -122,17 +108,48 @@ static void mlstm_inputs(const struct mlstm *at, const struct mlstm_room *room, 
     }
 }
 
-/* Room for rows of a multiple of 16 steps: those behind the last count nothing. */
-static void mlstm_turn_keys(const struct mlstm *at, const struct mlstm_room *room, int count, int stride) {
-    int padded = (count + PANEL - 1) / PANEL * PANEL;
-    memset(room->key + (ptrdiff_t)count * at->width, 0, (size_t)(padded - count) * at->width * sizeof(float));
-    for (int t = 0; t < padded; t += LANES)
-        for (int c = 0; c < at->width; c += LANES) {
-            vec rows[LANES];
-            for (int i = 0; i < LANES; i++) rows[i] = load(room->key + (ptrdiff_t)(t + i) * at->width + c);
-            exchange(rows);
-            for (int i = 0; i < LANES; i++) store(room->turned + (ptrdiff_t)(c + i) * stride + t, rows[i]);
+/* Queries, values and turned keys of up to LANES steps; keys times their weights. */
+INLINE void mlstm_some(const struct mlstm *at, const struct mlstm_room *room, ptrdiff_t step, int head, int first, int tokens,
+                       int stride) {
+    ptrdiff_t channels = (ptrdiff_t)at->heads * at->width, place = (ptrdiff_t)head * at->width;
+    const float *source = at->source + step * at->source_row + place, *values = at->values + step * at->values_row + place;
+    for (int c = 0; c < at->width; c += LANES) {
+        vec found[LANES];
+        for (int part = 0; part < 3; part++) {
+            const float *weights = at->projections + part * 4 * channels + place + c;
+            const float *bias = at->biases ? at->biases + part * channels + place + c : NULL;
+            if (part == 2) project(found, tokens, values + c, at->values_row, weights, channels, bias, NULL);
+            else project(found, tokens, source + c, at->source_row, weights, channels, bias, part ? room->weights + first : NULL);
+            if (part == 1) {
+                vec total = load(room->written + c);
+                for (int t = 0; t < LANES; t++) total += t < tokens ? found[t] : (vec){0};
+                store(room->written + c, total);
+                exchange(found);
+                for (int i = 0; i < LANES; i++) store(room->turned + (ptrdiff_t)(c + i) * stride + first, found[i]);
+            } else {
+                float *to = (part ? room->value : room->query) + (ptrdiff_t)first * at->width + c;
+                for (int t = 0; t < tokens; t++) store(to + (ptrdiff_t)t * at->width, found[t]);
+            }
         }
+    }
+}
+
+/* Queries, keys and values of a chunk. */
+static void mlstm_inputs(const struct mlstm *at, const struct mlstm_room *room, long image, int head, int first, int count,
+                         int stride) {
+    ptrdiff_t place = (ptrdiff_t)head * at->width;
+    memset(room->written, 0, at->width * sizeof(float));
+    for (int t = 0; t < count; t += LANES) {
+        ptrdiff_t step = (ptrdiff_t)image * at->steps + first + t;
+        for (int ahead = LANES; ahead < 2 * LANES && first + t + ahead < at->steps; ahead++) {
+            ask_for(at->source + (step + ahead) * at->source_row + place, at->width);
+            ask_for(at->values + (step + ahead) * at->values_row + place, at->width);
+        }
+        int tokens = count - t < LANES ? count - t : LANES;
+        for (int i = 0; i < tokens; i++) ask_for(at->gate + (step + i) * at->gate_row + place, at->width);
+        if (tokens == LANES) mlstm_some(at, room, step, head, t, LANES, stride);
+        else mlstm_some(at, room, step, head, t, tokens, stride);
+    }
 }
 
 /* exp(x), nothing where that is less than a sum would notice; in place. */
@@ -150,16 +167,14 @@ INLINE void mlstm_weights(const struct mlstm_room *room, double peak, int count,
     decays(room->weights, padded);
 }
 
-/* For every step: what is left of the state, and the divisor that it has at least. The state's level may be the peak. */
+/* The stabiliser of every step, which is at least the state's, and the divisor that it gives. */
 INLINE void mlstm_levels(const struct mlstm_room *room, int count, double level, int begun) {
     int padded = (count + LANES - 1) / LANES * LANES;
     for (int t = 0; t < count; t++) {
         if (begun && level > room->peak[t]) room->peak[t] = level;
-        room->carried[t] = begun ? (float)(level - room->peak[t]) : -1000.0f;
         room->least[t] = (float)-(room->decay[t] + room->peak[t]);
     }
-    for (int t = count; t < padded; t++) room->carried[t] = room->least[t] = 0;
-    decays(room->carried, padded);
+    for (int t = count; t < padded; t++) room->least[t] = 0;
     for (int t = 0; t < padded; t += LANES) store(room->least + t, exponential(at_most(load(room->least + t), 80.0f)));
 }
 
@@ -180,11 +195,42 @@ INLINE float mlstm_row(float *scores, const float *weights, int own, int seen) {
     return sum(total);
 }
 
-/* What a step gives: its reading, divided, normed over the head, with the skip and behind the output gate. */
-INLINE void mlstm_finish(const struct mlstm *at, float *reading, float share_of_it, ptrdiff_t step, int head) {
+/* Some rows of 16 channels: what they read from the state, of which `carried` is left, and from their chunk, divided. */
+INLINE void mlstm_read(int rows, float *out, const float *query, const float *memory, ptrdiff_t width, const float *carried,
+                       const float *scores, ptrdiff_t stride, const float *value, int seen, const float *shares) {
+    vec sums[TALL][PARTS];
+    for (int i = 0; i < rows; i++)
+        for (int p = 0; p < PARTS; p++) sums[i][p] = (vec){0};
+    if (carried) {
+        accumulate(rows, sums, query, width, 1, memory, width, width);
+        for (int i = 0; i < rows; i++)
+            for (int p = 0; p < PARTS; p++) sums[i][p] *= carried[i];
+    }
+    accumulate(rows, sums, scores, stride, 1, value, width, seen);
+    for (int i = 0; i < rows; i++)
+        for (int p = 0; p < PARTS; p++) store(out + i * width + p * LANES, sums[i][p] * shares[i]);
+}
+
+#define READ(rows) \
+    case rows: \
+        mlstm_read(rows, out, query, memory, width, carried, scores, stride, value, seen, shares); \
+        break;
+
+static __attribute__((noinline)) void mlstm_read_some(int rows, float *out, const float *query, const float *memory,
+                                                      ptrdiff_t width, const float *carried, const float *scores,
+                                                      ptrdiff_t stride, const float *value, int seen, const float *shares) {
+    switch (rows) {
+        READ(1) READ(2) READ(3) READ(4) READ(5) READ(6)
+#if TALL > 6
+        READ(7) READ(8) READ(9) READ(10) READ(11) READ(12)
+#endif
+    }
+}
+
+/* What a step gives: its reading, normed over the head, with the skip and behind the output gate. */
+INLINE void mlstm_finish(const struct mlstm *at, const float *reading, ptrdiff_t step, int head) {
     int width = at->width;
     ptrdiff_t place = (ptrdiff_t)head * width;
-    for (int c = 0; c < width; c += LANES) store(reading + c, load(reading + c) * share_of_it);
     float mean = norm_sum(reading, width, 0, 1) / width;
     float over = 1.0f / __builtin_sqrtf(norm_sum(reading, width, mean, 2) / width + at->norm_eps);
     const float *source = at->source + step * at->source_row + place, *gate = at->gate + step * at->gate_row + place;
@@ -198,87 +244,100 @@ INLINE void mlstm_finish(const struct mlstm *at, float *reading, float share_of_
     }
 }
 
-static void mlstm_chunk(const struct mlstm *at, const struct mlstm_room *room, long image, int head, int first, int count,
-                        double *level, int begun, int goes_on) {
-    int width = at->width, stride = (at->chunk + PANEL - 1) / PANEL * PANEL;
-    mlstm_inputs(at, room, image, head, first, count);
-    mlstm_turn_keys(at, room, count, stride);
-    mlstm_levels(room, count, *level, begun);
-    double middle = (room->peak[0] + room->peak[count - 1]) / 2;
-    int narrow = room->peak[count - 1] - room->peak[0] < NARROW; /* exp(gain - peak) = exp(gain - middle) exp(middle - peak) */
-    if (narrow) {
-        int padded = (count + PANEL - 1) / PANEL * PANEL;
-        mlstm_weights(room, middle, count, padded);
-        for (int c = 0; c < width; c++)
-            for (int t = 0; t < padded; t += LANES) {
-                float *keys = room->turned + (ptrdiff_t)c * stride + t;
-                store(keys, load(keys) * load(room->weights + t));
-            }
-        for (int t = 0; t < padded; t++) room->gates[0][t] = t < count ? (float)(middle - room->peak[t]) : 0;
-        for (int t = 0; t < padded; t += LANES) store(room->gates[0] + t, exponential(load(room->gates[0] + t)));
-    }
-    for (int row = 0; row < count; row += 4 * TALL) {
-        int rows = count - row < 4 * TALL ? count - row : 4 * TALL;
-        int seen = (row + rows + PANEL - 1) / PANEL * PANEL; /* steps up to the last of these rows */
-        float *scores = room->scores + (ptrdiff_t)row * stride, *query = room->query + (ptrdiff_t)row * width;
-        float shares[4 * TALL];
-        multiply(scores, stride, query, width, 1, room->turned, stride, rows, seen, width, 0);
-        for (int t = 0; t < rows; t++) {
-            int own = row + t + 1;
-            float lacks = narrow ? room->gates[0][row + t] : 1.0f, carried = room->carried[row + t] / lacks;
-            if (!narrow) mlstm_weights(room, room->peak[row + t], own, seen);
-            float size = mlstm_row(scores + t * stride, narrow ? NULL : room->weights, own, seen);
-            if (begun) { /* the state's share, as large as the scores' */
-                size += carried * dot(query + t * width, room->normaliser, width);
-                for (int c = 0; c < width; c += LANES) store(query + t * width + c, load(query + t * width + c) * carried);
-            }
-            float least = room->least[row + t];
-            size = (size < 0 ? -size : size) * lacks;
-            shares[t] = lacks / ((size > least || size != size ? size : least) + at->eps);
-        }
-        float *output = room->output + (ptrdiff_t)row * width;
-        multiply(output, width, scores, stride, 1, room->value, width, rows, width, row + rows, 0);
-        if (begun) multiply(output, width, query, width, 1, room->memory, width, rows, width, width, 1);
-        for (int t = 0; t < rows; t++)
-            mlstm_finish(at, output + t * width, shares[t], (ptrdiff_t)image * at->steps + first + row + t, head);
-    }
-    if (!goes_on) return;
-    double peak = room->peak[count - 1], decay = room->decay[count - 1];
+/* Keys without weights, and their sum, get them: exp(gain - peak). */
+static void mlstm_weigh(const struct mlstm_room *room, int width, int count, int stride, double peak) {
     int padded = (count + LANES - 1) / LANES * LANES;
     mlstm_weights(room, peak, count, padded);
-    float kept = begun && *level - peak > -60 ? bounded_exp(*level - peak) : 0;
-    for (ptrdiff_t c = 0; c < (ptrdiff_t)width * width; c += LANES) store(room->memory + c, load(room->memory + c) * kept);
-    for (int c = 0; c < width; c += LANES) store(room->normaliser + c, load(room->normaliser + c) * kept);
-    for (int t = 0; t < count; t++)
-        for (int c = 0; c < width; c += LANES) {
-            vec key = load(room->key + (ptrdiff_t)t * width + c) * room->weights[t];
-            store(room->key + (ptrdiff_t)t * width + c, key);
-            store(room->normaliser + c, load(room->normaliser + c) + key);
+    for (int c = 0; c < width; c++) {
+        vec total = {0};
+        for (int t = 0; t < padded; t += LANES) {
+            float *keys = room->turned + (ptrdiff_t)c * stride + t;
+            vec weighted = load(keys) * load(room->weights + t);
+            store(keys, weighted);
+            total += weighted;
         }
-    multiply(room->memory, width, room->key, 1, width, room->value, width, width, width, count, 1);
-    *level = decay + peak;
+        room->written[c] = sum(total);
+    }
+}
+
+/* What a head has seen: its exponents so far are at most `level`, and the memory is in units of exp(unit). */
+struct mlstm_past {
+    double level, unit;
+    int begun;
+};
+
+static void mlstm_chunk(const struct mlstm *at, const struct mlstm_room *room, long image, int head, int first, int count,
+                        struct mlstm_past *past, int goes_on) {
+    int width = at->width, stride = (at->chunk + PANEL - 1) / PANEL * PANEL, begun = past->begun;
+    int padded = (count + LANES - 1) / LANES * LANES;
+    float scale = 1.0f / __builtin_sqrtf((float)width);
+    mlstm_sums(at, room, image, head, first, count);
+    mlstm_levels(room, count, past->level, begun);
+    double last = room->peak[count - 1], middle = (room->peak[0] + last) / 2;
+    int narrow = last - room->peak[0] < NARROW; /* exp(gain - peak) = exp(gain - middle) exp(middle - peak) */
+    double unit = narrow ? middle : last;
+    float kept = begun ? left_of(past->unit - unit) : 0;
+    mlstm_weights(room, unit, count, padded);
+    for (int t = 0; t < padded; t += LANES) store(room->weights + t, scale * (narrow ? load(room->weights + t) : all(1)));
+    mlstm_inputs(at, room, image, head, first, count, stride);
+    for (int t = 0; t < count; t++) room->lacks[t] = narrow ? (float)(middle - room->peak[t]) : 0;
+    for (int t = 0; t < padded; t += LANES) store(room->lacks + t, exponential(load(room->lacks + t)));
+    for (int row = 0; row < count; row += TALL) {
+        int rows = count - row < TALL ? count - row : TALL;
+        int seen = (row + rows + PANEL - 1) / PANEL * PANEL; /* steps up to the last of these rows */
+        float *scores = room->scores + (ptrdiff_t)row * stride, *query = room->query + (ptrdiff_t)row * width;
+        multiply(scores, stride, query, width, 1, room->turned, stride, rows, seen, width, 0);
+        for (int t = row; t < row + rows; t++) {
+            if (!narrow) mlstm_weights(room, room->peak[t], t + 1, seen);
+            float *own = room->scores + (ptrdiff_t)t * stride, lacks = room->lacks[t], least = room->least[t];
+            float size = mlstm_row(own, narrow ? NULL : room->weights, t + 1, seen);
+            if (begun) { /* the state's share, as large as the scores' */
+                room->carried[t] = narrow ? kept : left_of(past->unit - room->peak[t]);
+                size += room->carried[t] * dot(room->query + (ptrdiff_t)t * width, room->normaliser, width);
+            }
+            size = (size < 0 ? -size : size) * lacks;
+            room->shares[t] = lacks / ((size > least || size != size ? size : least) + at->eps);
+        }
+    }
+    for (int column = 0; column < width; column += PANEL)
+        for (int row = 0; row < count; row += TALL) {
+            int rows = count - row < TALL ? count - row : TALL;
+            mlstm_read_some(rows, room->output + (ptrdiff_t)row * width + column, room->query + (ptrdiff_t)row * width,
+                            room->memory + column, width, begun ? room->carried + row : NULL,
+                            room->scores + (ptrdiff_t)row * stride, stride, room->value + column, row + rows, room->shares + row);
+        }
+    for (int t = 0; t < count; t++)
+        mlstm_finish(at, room->output + (ptrdiff_t)t * width, (ptrdiff_t)image * at->steps + first + t, head);
+    if (!goes_on) return;
+    if (!narrow) mlstm_weigh(room, width, count, stride, last);
+    for (int c = 0; c < width; c += LANES)
+        store(room->normaliser + c, load(room->normaliser + c) * kept + load(room->written + c));
+    multiply(room->memory, width, room->turned, stride, 1, room->value, width, width, width, count, kept);
+    double decay = room->decay[count - 1];
+    *past = (struct mlstm_past){.level = decay + last, .unit = decay + unit, .begun = 1};
 }
 
 static int mlstm_task(void *about, long index) {
     const struct mlstm *at = about;
     int head = index % at->heads, width = at->width, chunk = at->chunk;
     size_t stride = (chunk + PANEL - 1) / PANEL * PANEL, rows = (size_t)chunk * width;
-    size_t floats = 6 * stride + 5 * stride * width + chunk * stride + (size_t)width * width + width + 5 * stride;
+    size_t floats = (6 + 7 + chunk) * stride + 3 * rows + (stride + width + 2) * width;
     float *all_room = claim(floats);
     if (!all_room) return 1;
     memset(all_room, 0, floats * sizeof(float));
     struct mlstm_room room = {.gain = (double *)all_room};
     room.decay = room.gain + stride, room.peak = room.decay + stride;
-    room.query = all_room + 6 * stride;
-    room.key = room.query + rows, room.value = room.key + stride * width, room.output = room.value + rows;
-    room.turned = room.output + rows, room.scores = room.turned + stride * width;
-    room.memory = room.scores + chunk * stride, room.normaliser = room.memory + (size_t)width * width;
-    room.weights = room.normaliser + width, room.gates[0] = room.weights + stride, room.gates[1] = room.gates[0] + stride;
-    room.carried = room.gates[1] + stride, room.least = room.carried + stride;
-    double level = 0;
+    float *next = all_room + 6 * stride, **of_chunk[] = {&room.weights, &room.gates[0], &room.gates[1], &room.carried,
+                                                         &room.least, &room.shares, &room.lacks};
+    for (int i = 0; i < 7; i++, next += stride) *of_chunk[i] = next;
+    float **of_rows[] = {&room.query, &room.value, &room.output};
+    for (int i = 0; i < 3; i++, next += rows) *of_rows[i] = next;
+    room.turned = next, room.scores = room.turned + stride * width, room.memory = room.scores + chunk * stride;
+    room.normaliser = room.memory + (size_t)width * width, room.written = room.normaliser + width;
+    struct mlstm_past past = {0};
     for (int first = 0; first < at->steps; first += chunk) {
         int count = at->steps - first < chunk ? at->steps - first : chunk;
-        mlstm_chunk(at, &room, index / at->heads, head, first, count, &level, first > 0, first + count < at->steps);
+        mlstm_chunk(at, &room, index / at->heads, head, first, count, &past, first + count < at->steps);
     }
     free(all_room);
     return 0;
