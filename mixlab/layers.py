@@ -10,13 +10,17 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from mixlab.choices import Choice, Registry
+from mixlab.fused import Plans, Recipe, are_plain, is_alone, may_point_at
 from mixlab.grid import Grid
 from mixlab.modules import Modules
+from mixlab.native import may_run
 from mixlab.native.linear import AS_IT_IS, Then, run_mlp
 from mixlab.native.norm import Norm
+from mixlab.native.steps import GIVEN, OUT, Place, Steps, Sum
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.linear import (
+    LANES,
     TWO,
     After,
     is_fast,
@@ -26,6 +30,7 @@ from mixlab.ops.linear import (
     needs_gradient,
     product,
     rows_in_cache,
+    suits_own_product,
 )
 from mixlab.ops.mlp import Inner, mlp
 from mixlab.ops.norms import global_norm
@@ -312,6 +317,24 @@ class Mlp(nn.Module):
                 return mlp(tokens, self.fc1.weight, self.fc1.bias, weight, bias, inner=self.act.inner)
         return self.act.into(through(self.fc1, tokens), self.fc2, own=is_plain(self.fc1))
 
+    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
+        act = self.act
+        if type(self) is not Mlp or not (act.complete and act.is_fast()):
+            return None
+        layers, then = (self.fc1, self.fc2), act.then()
+        if not all(type(layer) is nn.Linear for layer in layers):
+            return None
+        first, second = weights_of(self.fc1), weights_of(self.fc2)
+
+        def write(steps: Steps, x: Place, onto: Sum) -> None:
+            if steps.rows >= TWO:
+                return steps.mlp(first, second, x, OUT, act.after, then, onto)
+            hidden = steps.room(len(first[0]))
+            steps.linear(first, x, hidden, act.after, then)
+            steps.linear(second, hidden, OUT, onto=onto)
+
+        return Recipe((self, *layers), (*first, *second), (act.after, then), write)
+
     def is_fast(self, tokens: Tensor) -> bool:
         if not (is_own(self.fc1) and is_own(self.fc2)):
             return False
@@ -440,11 +463,44 @@ class Residual(nn.Module):
         # A tensor beside the float: blocks that differ only in their rate then share one compiled graph.
         self.register_buffer("keep", torch.tensor(1 - drop_rate), persistent=False)
         self.register_load_state_dict_post_hook(refill_keep)
+        self.plans = Plans()
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        if not self.training and is_alone():
+            found = self.fused(tokens, grid)
+            if found is not None:
+                return found
         if self.training and self.drops and self.skips_dropped and not torch.compiler.is_compiling():
             return self.forward_kept(tokens, grid)
         return self.merge(tokens, self.update(tokens, grid))
+
+    def fused(self, tokens: Tensor, grid: Grid) -> Tensor | None:
+        """The same as kernels in one call, where these know every part."""
+        branch, scaling = self.branches[0], self.scaling
+        mixer = branch.mixer
+        if not hasattr(mixer, "recipe") or len(self.branches) != 1 or type(scaling) is not Scaling:
+            return None
+        if tokens.ndim != 3 or not may_run(tokens) or not tokens.is_contiguous() or not suits_own_product(tokens):
+            return None
+        recipe: Recipe | None = mixer.recipe(tokens, grid)
+        norm = known_norm(branch.norm)
+        if recipe is None or norm is None or norm.weight is None:
+            return None
+        if type(branch) is not Branch or not are_plain((branch, branch.norm, scaling, *recipe.modules)):
+            return None
+        onto = Sum(scaling.residual, scaling.branch)
+        tensors, dim = (norm.weight, norm.bias, *onto, *recipe.tensors), tokens.shape[2]
+        key = (tokens.shape, grid, torch.get_num_threads(), norm.eps, recipe.key)
+        steps = self.plans.find(key, tensors)
+        if steps is None:
+            if norm.weight.shape != (dim,) or dim % LANES or not may_point_at(tensors):
+                return None
+            steps = Steps(tokens.shape[0] * tokens.shape[1])
+            normed = steps.room(dim)
+            steps.norm(norm, GIVEN, normed)
+            recipe.write(steps, normed, onto)
+            self.plans.keep(key, tensors, steps.close())
+        return steps.run(tokens, dim)
 
     def merge(self, tokens: Tensor, update: Tensor) -> Tensor:
         """The residual sum, with the updates of dropped samples masked."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.errors import require
+from mixlab.fused import Recipe
 from mixlab.grid import Grid
 from mixlab.guards import is_exported, is_transformed, without_autocast
 from mixlab.kept import Keeper, Kept, may_keep
@@ -18,6 +19,7 @@ from mixlab.native import has_kernels, may_run
 from mixlab.native.depthwise import convolve_channels
 from mixlab.native.mlstm import BLOCK, HAS_TAGS, WIDTH, Packed, compiled_mlstm, run_mlstm, turned
 from mixlab.native.norm import Norm
+from mixlab.native.steps import OUT, Cell, Place, Steps, Sum
 from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads
 from mixlab.ops.mlstm import EPS, mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
 
@@ -218,6 +220,32 @@ class Mlstm(Keeper, Mixer):
             merged = self.merge(self.norm(self.cell(source, value_source, walk)), source, gate)
         return self.path.restore(linear_for_fusion(self.down, merged), walk)
 
+    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
+        if type(self) is not Mlstm or self.path not in (ROWS, BACKWARDS) or grid.prefix or self.form != "chunkwise":
+            return None
+        layers, conv = (self.up, self.gate, self.down), self.conv
+        if not all(type(layer) is nn.Linear for layer in layers) or conv is None or not is_depthwise(conv):
+            return None
+        packed = self.kept.recall("packed", self.sources()) or self.packed_for(tokens, tokens, grid)
+        if packed is None or not is_own_norm(self.norm):
+            return None
+        backwards, images, (height, width) = self.path == BACKWARDS, len(tokens), conv.kernel_size
+        up, gate, down, taps, of_norm = *map(weights_of, layers), weights_of(conv), weights_of(self.norm)
+        size = (images, grid.height, grid.width) if height > 1 else (images, 1, grid.image_tokens)
+        padding = (height // 2, width - 1 if self.causal else width // 2)
+
+        def write(steps: Steps, x: Place, onto: Sum) -> None:
+            values, gates, source = (steps.room(len(self.skip)) for _ in range(3))
+            steps.linear(up, x, values)
+            steps.linear(gate, x, gates)
+            steps.depthwise(taps, size, padding, values, source, "silu", turned=backwards)
+            cell = Cell(packed, Norm(*of_norm, self.norm.eps), self.skip, EPS, self.chunk, backwards)
+            steps.mlstm(cell, images, source, values, gates, gates)
+            steps.linear(down, gates, OUT, onto=onto)
+
+        tensors = (*up, *gate, *down, *taps, *of_norm, self.skip, *packed)
+        return Recipe((self, *layers, conv, self.norm), tensors, (self.chunk, self.norm.eps), write)
+
     def may_turn(self, tokens: Tensor, grid: Grid) -> bool:
         """Whether tokens can stay as they are, because kernels walk backwards and nobody looks at what layers give."""
         if self.path != BACKWARDS or grid.prefix or self.form != "chunkwise" or torch.is_grad_enabled():
@@ -238,7 +266,7 @@ class Mlstm(Keeper, Mixer):
             known = self.kept.recall("packed", sources)
             if known is not None:
                 return cast(Packed, known)
-        width = value_source.shape[-1] // self.heads
+        width = len(self.skip) // self.heads
         fits = self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
         return self.packed() if fits and may_run(*sources) else None
 

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from mixlab.errors import ConfigError, require
+from mixlab.fused import Recipe
 from mixlab.grid import Grid
-from mixlab.layers import Activation, ActivationChoice, DepthwiseConv, activation, through
+from mixlab.layers import Activation, ActivationChoice, DepthwiseConv, activation, is_depthwise, through, weights_of
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
+from mixlab.native.steps import OUT, Place, Steps, Sum
+from mixlab.ops.depthwise import WIDTHS
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,25 @@ class SepConv(Mixer):
         hidden = self.act.behind(self.widen, tokens)
         hidden = grid.from_map(self.depthwise(grid.to_map(hidden)))
         return grid.behind_zeros(through(self.narrow, hidden))
+
+    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
+        act, conv, layers = self.act, self.depthwise, (self.widen, self.narrow)
+        if type(self) is not SepConv or grid.prefix or not (act.complete and act.is_fast()):
+            return None
+        if not all(type(layer) is nn.Linear for layer in layers) or type(conv) is not DepthwiseConv:
+            return None
+        if not (is_depthwise(conv) and conv.kernel_size[1] in WIDTHS and conv.kernel_size[0] > 1):
+            return None
+        first, taps, second, then = *map(weights_of, (self.widen, conv, self.narrow)), act.then()
+        size = (len(tokens), grid.height, grid.width)
+
+        def write(steps: Steps, x: Place, onto: Sum) -> None:
+            hidden, convolved = (steps.room(len(first[0])) for _ in range(2))
+            steps.linear(first, x, hidden, act.after, then)
+            steps.depthwise(taps, size, (conv.kernel_size[0] // 2, conv.kernel_size[1] // 2), hidden, convolved)
+            steps.linear(second, convolved, OUT, onto=onto)
+
+        return Recipe((self, *layers, conv), (*first, *taps, *second), (act.after, then), write)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         return {"kernels": self.depthwise.weight.detach().squeeze(1).clone()}  # (hidden, kernel, kernel)

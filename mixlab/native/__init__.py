@@ -26,11 +26,11 @@ class Kernels:
 
     def __init__(self, path: str, most_lanes: int, crew: object) -> None:
         self.library = ctypes.CDLL(path)
-        if not hasattr(self.library, "mixlab_same"):
+        if not hasattr(self.library, "mixlab_steps"):
             warnings.warn(f"{path} was built from older sources and is not used: install Mixlab again.", stacklevel=2)
         self.library.mixlab_use_crew(crew)
         self.lanes = int(self.library.mixlab_choose(most_lanes))
-        self.compare = self.library.mixlab_same
+        self.compare, self.steps = self.library.mixlab_same, self.library.mixlab_steps
 
     def are_same(self, now: object, before: object, sizes: object, count: int) -> bool:
         """Whether pieces of memory of so many bytes hold the same: arrays of their addresses and sizes."""
@@ -38,10 +38,20 @@ class Kernels:
 
     def run(self, name: str, about: ctypes.Structure) -> None:
         if getattr(self.library, f"mixlab_{name}")(ctypes.byref(about), ctypes.sizeof(about)):
-            raise RuntimeError(
-                f"The kernel {name} found no memory for what it needs beside its input and output, or was built from "
-                f"other sources than these: then install Mixlab again, or set {VARIABLE}=0."
-            )
+            raise failure(name)
+
+    def run_steps(self, text: bytearray) -> None:
+        """What `mixlab.native.steps` writes down."""
+        size = len(text)
+        if self.steps((ctypes.c_char * size).from_buffer(text), ctypes.c_size_t(size)):
+            raise failure("steps")
+
+
+def failure(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"The kernel {name} found no memory for what it needs beside its input and output, or was built from "
+        f"other sources than these: then install Mixlab again, or set {VARIABLE}=0."
+    )
 
 
 @functools.cache

@@ -78,6 +78,26 @@ KERNEL(longconv, struct longconv)
 KERNEL(norm, struct norm)
 KERNEL(depthwise, struct depthwise)
 
+/* Kernels one behind the other: for each a number and the size of what it is handed, which follows. */
+struct step {
+    long kernel;
+    size_t size;
+};
+typedef int (*any_kernel)(void *, size_t);
+static const any_kernel numbered[] = {(any_kernel)mixlab_norm, (any_kernel)mixlab_linear, (any_kernel)mixlab_mlp,
+                                      (any_kernel)mixlab_depthwise, (any_kernel)mixlab_mlstm};
+
+EXPORT int mixlab_steps(char *steps, size_t size) {
+    for (char *end = steps + size; steps < end;) {
+        const struct step *step = (const struct step *)steps;
+        if (step->kernel < 0 || step->kernel >= (long)(sizeof(numbered) / sizeof(*numbered))) return 1;
+        steps += sizeof(*step);
+        if (numbered[step->kernel](steps, step->size)) return 1;
+        steps += (step->size + 7) / 8 * 8;
+    }
+    return 0;
+}
+
 /* Whether pieces of memory hold the same. */
 struct pieces {
     const char *const *now, *const *before;

@@ -78,10 +78,11 @@ struct depthwise {
     float eps;
 };
 
-/* out = f(left right + bias) */
+/* out = f(left right + bias), or residual * onto + branch * (left right + bias) */
 struct linear {
     const float *left, *right, *bias; /* rows x depth, depth x columns, columns or NULL */
     float *packed, *out;              /* packed: room for depth x columns rounded up to 16, or NULL */
+    const float *onto, *residual, *branch; /* rows x columns, as out; columns or NULL: 1 */
     ptrdiff_t left_row, left_column, right_row, out_row;
     long rows, groups;
     int columns, depth;

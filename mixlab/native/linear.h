@@ -5,7 +5,13 @@ second. */
 #define DEEP 384
 #define ROWS_AT_ONCE (16 * TALL)
 
-enum { NOTHING, GELU, RELU, SQUARED_RELU, SILU };
+enum { NOTHING, GELU, RELU, SQUARED_RELU, SILU, ONTO };
+
+/* What happens to sums: `kind`, with a factor and a summand behind the squared ReLU, or what a residual sum needs. */
+struct after {
+    int kind;
+    const float *then, *onto, *residual, *branch;
+};
 
 /* erf as a quotient of polynomials, within 2 units in the last place of 1. */
 INLINE vec error_function(vec x) {
@@ -24,7 +30,6 @@ INLINE vec error_function(vec x) {
     return x * over / under;
 }
 
-/* `then`: a factor and a summand behind the squared ReLU. */
 INLINE vec activated(vec x, int after, const float *then) {
     if (after == GELU) return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
     if (after == RELU) return at_least(x, 0.0f);
@@ -107,8 +112,8 @@ static void pack(const struct linear *at, long panel, float *to) {
 
 /* As `tile`, from the bias on where it begins and through the activation where it ends; out may be narrower than a panel. */
 INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
-                        const float *panel, int depth, const float *bias, int begins, int ends, int after,
-                        const float *then, int valid) {
+                        const float *panel, int depth, const float *bias, int begins, int ends, int kind,
+                        const struct after *after, int valid) {
     vec sums[TALL][PARTS];
     for (int i = 0; i < rows; i++)
         for (int p = 0; p < PARTS; p++)
@@ -116,21 +121,28 @@ INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *le
                          : bias  ? load_some(bias + p * LANES, valid - p * LANES)
                                  : (vec){0};
     accumulate(rows, sums, left, left_row, left_column, panel, PANEL, depth);
-    if (ends && after != NOTHING)
+    for (int p = 0; p < PARTS && ends && kind == ONTO; p++) {
+        int place = p * LANES, some = valid - place;
+        vec residual = after->residual ? load_some(after->residual + place, some) : all(1);
+        vec branch = after->branch ? load_some(after->branch + place, some) : all(1);
         for (int i = 0; i < rows; i++)
-            for (int p = 0; p < PARTS; p++) sums[i][p] = activated(sums[i][p], after, then);
+            sums[i][p] = sums[i][p] * branch + load_some(after->onto + i * out_row + place, some) * residual;
+    }
+    if (ends && kind != NOTHING && kind != ONTO)
+        for (int i = 0; i < rows; i++)
+            for (int p = 0; p < PARTS; p++) sums[i][p] = activated(sums[i][p], kind, after->then);
     for (int i = 0; i < rows; i++)
         for (int p = 0; p < PARTS; p++) store_some(out + i * out_row + p * LANES, sums[i][p], valid - p * LANES);
 }
 
 #define LINEAR_TILE(rows) \
     case rows: \
-        linear_tile(rows, out, out_row, left, left_row, left_column, panel, depth, bias, begins, ends, after, then, valid); \
+        linear_tile(rows, out, out_row, left, left_row, left_column, panel, depth, bias, begins, ends, kind, after, valid); \
         break;
 
 INLINE void linear_rows(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row,
                         ptrdiff_t left_column, const float *panel, int depth, const float *bias, int begins, int ends,
-                        int after, const float *then, int valid) {
+                        int kind, const struct after *after, int valid) {
     switch (rows) {
         LINEAR_TILE(1) LINEAR_TILE(2) LINEAR_TILE(3) LINEAR_TILE(4) LINEAR_TILE(5) LINEAR_TILE(6)
 #if TALL > 6
@@ -141,7 +153,7 @@ INLINE void linear_rows(int rows, float *out, ptrdiff_t out_row, const float *le
 
 /* Some rows of the product times some panels. */
 INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
-                        const float *packed, int depth, const float *bias, int after, const float *then, int rows,
+                        const float *packed, int depth, const float *bias, int kind, const struct after *after, int rows,
                         int columns) {
     for (int from = 0; from < depth; from += DEEP) {
         int deep = depth - from < DEEP ? depth - from : DEEP, ends = from + deep == depth;
@@ -153,11 +165,17 @@ INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdif
                 const float *part = left + row * left_row + from * left_column;
                 float *place = out + row * out_row + column;
                 const float *start = bias ? bias + column : NULL;
+                struct after here = *after;
+                if (kind == ONTO) {
+                    here.onto += row * out_row + column;
+                    if (here.residual) here.residual += column;
+                    if (here.branch) here.branch += column;
+                }
                 if (some == TALL && valid == PANEL)
-                    linear_tile(TALL, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, after, then,
+                    linear_tile(TALL, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, kind, &here,
                                 PANEL);
                 else
-                    linear_rows(some, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, after, then,
+                    linear_rows(some, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, kind, &here,
                                 valid);
             }
         }
@@ -166,13 +184,16 @@ INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdif
 
 #define AFTER(kind) \
     case kind: \
-        linear_part(out, out_row, left, left_row, left_column, packed, depth, bias, kind, then, rows, columns); \
+        linear_part(out, at->out_row, left, left_row, left_column, packed, at->depth, bias, kind, &after, rows, columns); \
         break;
 
-static void linear_after(float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
-                         const float *packed, int depth, const float *bias, int after, const float *then, int rows,
-                         int columns) {
-    switch (after) { AFTER(NOTHING) AFTER(GELU) AFTER(RELU) AFTER(SQUARED_RELU) AFTER(SILU) }
+/* Some rows from `row` on and some columns from `column` on. */
+static void linear_after(const struct linear *at, long row, long column, const float *left, ptrdiff_t left_row,
+                         ptrdiff_t left_column, const float *packed, int rows, int columns, float *out) {
+    const float *bias = at->bias ? at->bias + column : NULL;
+    struct after after = {at->after, at->then, at->onto ? at->onto + row * at->out_row + column : NULL,
+                          at->residual ? at->residual + column : NULL, at->branch ? at->branch + column : NULL};
+    switch (at->after) { AFTER(NOTHING) AFTER(GELU) AFTER(RELU) AFTER(SQUARED_RELU) AFTER(SILU) AFTER(ONTO) }
 }
 
 static int linear_task(void *about, long index) {
@@ -182,9 +203,8 @@ static int linear_task(void *about, long index) {
     long end = panels * (group + 1) / at->groups * PANEL, row = block * ROWS_AT_ONCE;
     if (end > at->columns) end = at->columns;
     int rows = at->rows - row < ROWS_AT_ONCE ? at->rows - row : ROWS_AT_ONCE;
-    linear_after(at->out + row * at->out_row + first, at->out_row, at->left + row * at->left_row, at->left_row,
-                 at->left_column, at->packed + (size_t)first * at->depth, at->depth, at->bias ? at->bias + first : NULL,
-                 at->after, at->then, rows, end - first);
+    linear_after(at, row, first, at->left + row * at->left_row, at->left_row, at->left_column,
+                 at->packed + (size_t)first * at->depth, rows, end - first, at->out + row * at->out_row + first);
     return 0;
 }
 
@@ -202,8 +222,7 @@ static int linear_panels_task(void *about, long index) {
     if (!packed) return 1;
     for (long i = panel; i < end; i++) pack(at, i, packed + (size_t)(i - panel) * at->depth * PANEL);
     int first = panel * PANEL, columns = end * PANEL < at->columns ? (end - panel) * PANEL : at->columns - first;
-    linear_after(at->out + first, at->out_row, at->left, at->left_row, at->left_column, packed, at->depth,
-                 at->bias ? at->bias + first : NULL, at->after, at->then, at->rows, columns);
+    linear_after(at, 0, first, at->left, at->left_row, at->left_column, packed, at->rows, columns, at->out + first);
     free(packed);
     return 0;
 }
@@ -232,15 +251,17 @@ static int mlp_pack_task(void *about, long panel) {
 
 static int mlp_task(void *about, long index) {
     const struct mlp *at = about;
-    const struct linear *first = &at->first, *second = &at->second;
+    struct linear inner = at->first;
+    const struct linear *first = &inner, *second = &at->second;
     long row = first->rows * index / at->tasks, rows = first->rows * (index + 1) / at->tasks - row;
     int width = (first->columns + PANEL - 1) / PANEL * PANEL;
     float *hidden = claim((size_t)rows * width);
     if (!hidden) return 1;
-    linear_after(hidden, width, first->left + row * first->left_row, first->left_row, 1, first->packed, first->depth,
-                 first->bias, first->after, first->then, rows, first->columns);
-    linear_after(second->out + row * second->out_row, second->out_row, hidden, width, 1, second->packed, second->depth,
-                 second->bias, second->after, second->then, rows, second->columns);
+    inner.out_row = width;
+    linear_after(first, row, 0, first->left + row * first->left_row, first->left_row, 1, first->packed, rows, first->columns,
+                 hidden);
+    linear_after(second, row, 0, hidden, width, 1, second->packed, rows, second->columns,
+                 second->out + row * second->out_row);
     free(hidden);
     return 0;
 }

@@ -12,13 +12,14 @@ from mixlab.native import kernels, pointer
 PANEL = 16
 FEW = 480  # rows up to which a panel of the weight is packed where it is used
 AFTER = ("none", "gelu", "relu", "squared_relu", "silu")
+ONTO = len(AFTER)  # the sum with a residual stream
 Then = tuple[float, float]  # a factor and a summand behind the squared ReLU
 AS_IT_IS: Then = (1.0, 0.0)
 
 
 class LinearAbout(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("left", "right", "bias", "packed", "out")),
+        *((name, c_void_p) for name in ("left", "right", "bias", "packed", "out", "onto", "residual", "branch")),
         *((name, c_ssize_t) for name in ("left_row", "left_column", "right_row", "out_row")),
         ("rows", c_long),
         ("groups", c_long),
@@ -103,4 +104,4 @@ def describe(
     """`strides`: of the rows and columns of `left`, and of the rows of `right` and `out`."""
     rows, columns, depth = sizes
     numbers = (rows, 1, columns, depth, turned, AFTER.index(after), torch.get_num_threads(), then)
-    return LinearAbout(*map(pointer, (left, right, bias, packed, out)), *strides, *numbers)
+    return LinearAbout(*map(pointer, (left, right, bias, packed, out)), None, None, None, *strides, *numbers)

@@ -42,6 +42,11 @@ def turned(weight: Tensor) -> Tensor:
     return torch.stack([weight[:, places, (places + by) % BLOCK].flatten() for by in range(BLOCK)])
 
 
+def chunk_for(steps: int, width: int, chunk: int | None) -> int:
+    """The steps of a chunk: as wanted, or by the width of a head."""
+    return min(steps, chunk or max(CHUNK, width // 4))
+
+
 def run_mlstm(
     source: Tensor,
     values: Tensor,
@@ -62,8 +67,7 @@ def run_mlstm(
     first, row = (4 * channels * (images * steps - 1), -channels) if backwards else (0, channels)
     starts = [one.data_ptr() + first for one in (*inputs, out)]
     pointers = [pointer(one) for one in (*packed, norm.weight, norm.bias, skip)]
-    size = min(steps, chunk or max(CHUNK, width // 4))
-    sizes = (images, steps, heads, width, size, torch.get_num_threads())
+    sizes = (images, steps, heads, width, chunk_for(steps, width, chunk), torch.get_num_threads())
     found.run("mlstm", MlstmAbout(*starts[:3], *[row] * 4, *pointers, starts[3], None, *sizes, eps, norm.eps))
     return out
 

@@ -72,10 +72,13 @@ def product(
 
 def is_own_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether our own kernel is the faster one: measured with vectors of 8 numbers only."""
-    if weight.is_mkldnn or x.numel() < MANY * x.shape[-1] or not native.fits(x, weight, bias):
-        return False
+    return not weight.is_mkldnn and suits_own_product(x) and native.fits(x, weight, bias)
+
+
+def suits_own_product(x: Tensor) -> bool:
+    """The same as far as rows and the machine decide."""
     found = kernels()
-    return found is not None and found.lanes == LANES
+    return found is not None and found.lanes == LANES and x.numel() >= MANY * x.shape[-1]
 
 
 class LinearGradient(torch.autograd.Function):

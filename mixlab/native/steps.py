@@ -1,0 +1,218 @@
+"""Kernels that follow each other in one call: with small maps, what lies between calls costs more than they do.
+
+What a step needs is written down once for tensors of one size; a call fills in where the tensors lie. Weights are
+pointed at, so whoever keeps steps sees to it that these stay where they are.
+"""
+
+import ctypes
+import struct
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mixlab.native import kernels, pointer
+from mixlab.native.depthwise import DepthwiseAbout
+from mixlab.native.linear import AFTER, AS_IT_IS, FEW, ONTO, PANEL, LinearAbout, MlpAbout, Then
+from mixlab.native.mlstm import MlstmAbout, Packed, chunk_for
+from mixlab.native.norm import Norm, NormAbout
+
+KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm")  # by their numbers
+Weights = tuple[Tensor, Tensor | None]
+FLOAT = 4
+POINTER = struct.Struct("P")
+LINE = 64  # bytes that rooms begin at multiples of
+
+
+class Place(NamedTuple):
+    """So many bytes behind the start of the input (0), of the output (1), or of the room for what lies between (2)."""
+
+    base: int
+    bytes: int = 0
+
+    def at(self, floats: int) -> "Place":
+        return Place(self.base, self.bytes + FLOAT * floats)
+
+
+GIVEN, OUT = Place(0), Place(1)
+
+
+class Sum(NamedTuple):
+    """A residual sum: residual * tokens + branch * update, 1 where there is no factor."""
+
+    residual: Tensor | None = None
+    branch: Tensor | None = None
+
+
+class Cell(NamedTuple):
+    """An mLSTM cell with the norm, the skip and the way of walking that `run_mlstm` takes."""
+
+    packed: Packed
+    norm: Norm
+    skip: Tensor
+    eps: float
+    chunk: int | None
+    backwards: bool
+
+
+class Steps:
+    """Steps over rows of channels; `threads` is how many may work at once."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.threads = rows, torch.get_num_threads()
+        self.text, self.floats = bytearray(), 0
+        self.places: list[tuple[int, int, int]] = []  # where in the text, of which base, how many bytes behind it
+        self.packed: list[tuple[int, int]] = []  # where in the text, how many floats before it in their common room
+        self.packed_floats = 0
+
+    # -- what is done ----------------------------------------------------------------------------
+
+    def room(self, channels: int) -> Place:
+        """Room for rows of so many channels."""
+        return self.claim(self.rows * channels)
+
+    def claim(self, floats: int) -> Place:
+        place = Place(2, FLOAT * self.floats)
+        self.floats += -(-floats * FLOAT // LINE) * LINE // FLOAT
+        return place
+
+    def norm(self, norm: Norm, x: Place, out: Place) -> None:
+        assert norm.weight is not None
+        width = len(norm.weight)
+        weights = {"weight": pointer(norm.weight), "bias": pointer(norm.bias)}
+        sizes = {"one_row": width, "rows": self.rows, "width": width, "threads": self.threads}
+        self.add("norm", NormAbout(**weights, **sizes, eps=norm.eps), one=x, out=out)
+
+    def linear(
+        self,
+        weights: Weights,
+        x: Place,
+        out: Place,
+        after: str = "none",
+        then: Then = AS_IT_IS,
+        onto: Sum | None = None,
+    ) -> None:
+        """f(x W^T + b), or the sum of the input of all steps and that."""
+        about = self.describe(weights, after, then, onto)
+        places = {"left": x, "out": out}
+        if onto is not None:
+            places["onto"] = GIVEN
+        start = self.add("linear", about, **places)
+        if self.rows > FEW:
+            self.pack(start, weights)
+
+    def mlp(self, first: Weights, second: Weights, x: Place, out: Place, after: str, then: Then, onto: Sum) -> None:
+        """Two linear layers, what lies between them in the cache."""
+        about = MlpAbout(self.describe(first, after, then, None), self.describe(second, "none", AS_IT_IS, onto), 0)
+        start = self.add("mlp", about)
+        behind = start + MlpAbout.second.offset
+        for offset, name, place in ((start, "left", x), (behind, "out", out), (behind, "onto", GIVEN)):
+            self.point(offset + getattr(LinearAbout, name).offset, place)
+        self.pack(behind, second, self.pack(start, first))
+
+    def depthwise(
+        self,
+        weights: Weights,
+        size: tuple[int, int, int],
+        padding: tuple[int, int],
+        x: Place,
+        out: Place,
+        after: str = "none",
+        *,
+        turned: bool = False,
+    ) -> None:
+        """Kernels (C, 1, h, w) over images, rows and columns."""
+        (weight, bias), (images, height, width) = weights, size
+        channels, _, high, wide = weight.shape
+        above, before = (high - 1 - padding[0], wide - 1 - padding[1]) if turned else padding
+        about = DepthwiseAbout(
+            weight=pointer(weight),
+            bias=pointer(bias),
+            row=channels,
+            part=(ctypes.c_int * 3)(0, -1, -1),
+            images=images,
+            height=height,
+            width=width,
+            channels=channels,
+            high=high,
+            wide=wide,
+            above=above,
+            before=before,
+            turned=turned,
+            after=AFTER.index(after),
+            threads=self.threads,
+        )
+        self.add("depthwise", about, x=x, out=out)
+
+    def mlstm(self, cell: Cell, images: int, source: Place, values: Place, gate: Place, out: Place) -> None:
+        """See `run_mlstm`; `out` may be `gate`."""
+        heads, channels, steps = len(cell.packed.gate_biases), len(cell.skip), self.rows // images
+        width = channels // heads
+        row, first = (-channels, channels * (self.rows - 1)) if cell.backwards else (channels, 0)
+        weights = [pointer(one) for one in (*cell.packed, cell.norm.weight, cell.norm.bias, cell.skip)]
+        sizes = (images, steps, heads, width, chunk_for(steps, width, cell.chunk), self.threads)
+        about = MlstmAbout(None, None, None, *[row] * 4, *weights, None, None, *sizes, cell.eps, cell.norm.eps)
+        places = {"source": source, "values": values, "gate": gate, "out": out}
+        self.add("mlstm", about, **{name: place.at(first) for name, place in places.items()})
+
+    # -- how it is written down ------------------------------------------------------------------
+
+    def describe(self, weights: Weights, after: str, then: Then, onto: Sum | None) -> LinearAbout:
+        weight, bias = weights
+        columns, depth = weight.shape
+        return LinearAbout(
+            right=weight.data_ptr(),
+            bias=pointer(bias),
+            residual=None if onto is None else pointer(onto.residual),
+            branch=None if onto is None else pointer(onto.branch),
+            left_row=depth,
+            left_column=1,
+            right_row=depth,
+            out_row=columns,
+            rows=self.rows,
+            groups=1,
+            columns=columns,
+            depth=depth,
+            right_turned=1,
+            after=AFTER.index(after) if onto is None else ONTO,
+            threads=self.threads,
+            then=then,
+        )
+
+    def pack(self, start: int, weights: Weights, before: int = 0) -> int:
+        """Room for a packed weight behind so many floats; all steps use the same. The end of it."""
+        columns, depth = weights[0].shape
+        self.packed.append((start + LinearAbout.packed.offset, before))
+        end = before + -(-columns // PANEL) * PANEL * depth
+        self.packed_floats = max(self.packed_floats, end)
+        return end
+
+    def add(self, kernel: str, about: ctypes.Structure, **places: Place) -> int:
+        self.text += struct.pack("lN", KERNELS.index(kernel), ctypes.sizeof(about))
+        start, body = len(self.text), bytes(about)
+        self.text += body + bytes(-len(body) % 8)
+        for name, place in places.items():
+            self.point(start + getattr(type(about), name).offset, place)
+        return start
+
+    def point(self, where: int, place: Place) -> None:
+        self.places.append((where, place.base, place.bytes))
+
+    def close(self) -> "Steps":
+        """All steps are written down."""
+        room = self.claim(self.packed_floats)
+        for where, before in self.packed:
+            self.point(where, room.at(before))
+        return self
+
+    def run(self, x: Tensor, channels: int) -> Tensor:
+        """The output, as many tokens as x, for x (..., in) that is contiguous."""
+        found, text = kernels(), bytearray(self.text)
+        assert found is not None
+        out = x.new_empty(*x.shape[:-1], channels)
+        room = x.new_empty(self.floats)
+        bases = (x.data_ptr(), out.data_ptr(), room.data_ptr())
+        for where, base, behind in self.places:
+            POINTER.pack_into(text, where, bases[base] + behind)
+        found.run_steps(text)
+        return out

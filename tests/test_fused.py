@@ -1,0 +1,268 @@
+"""Residual branches as one call of kernels, beside the same layer by layer."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mixlab
+from mixlab.fused import MOST
+from mixlab.grid import Grid
+from mixlab.layers import Branch, Mlp, Residual, Scaling, StarReLU
+from mixlab.mixers.sepconv import SepConv
+from mixlab.native import kernels
+
+found = kernels()
+pytestmark = pytest.mark.skipif(found is None or found.lanes != 8, reason="steps are for kernels with vectors of 8")
+
+MODELS: dict[str, dict[str, Any]] = {
+    "vil_pico": {},
+    "convformer_pico": {},
+    "caformer_pico": {},
+    "coat_lite_pico": {},
+    "deit_tiny": {"depths": [2]},
+}
+
+
+def build(name: str, **options: Any) -> mixlab.Backbone:
+    torch.manual_seed(0)
+    model = mixlab.create_model(name, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # also of what begins as 0 or 1
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def residuals(model: nn.Module) -> list[Residual]:
+    return [module for module in model.modules() if isinstance(module, Residual)]
+
+
+def layer_by_layer(model: nn.Module, x: Tensor) -> Tensor:
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(Residual, "fused", lambda *_: None)
+        output: Tensor = model(x)
+    return output
+
+
+def assert_same(model: nn.Module, x: Tensor) -> None:
+    with torch.inference_mode():
+        wanted = layer_by_layer(model, x)
+        for _ in range(2):  # steps that are written down and steps that are kept
+            torch.testing.assert_close(model(x), wanted, rtol=0, atol=1e-5 * float(wanted.std() + wanted.abs().max()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("size", [(1, 64, 96), (3, 96, 64)])
+def test_models_give_the_same(name: str, size: tuple[int, int, int]) -> None:
+    model, (batch, height, width) = build(name, **MODELS[name]), size
+    if name == "deit_tiny":
+        height = width = 224
+    assert_same(model, torch.randn(batch, 3, height, width))
+    assert any(residual.plans.known for residual in residuals(model))
+
+
+def block(mixer: nn.Module, dim: int, *, scaling: Scaling | None = None, bias: bool = True) -> Residual:
+    residual = Residual([Branch(nn.LayerNorm(dim, bias=bias), mixer)], scaling or Scaling(dim), drop_rate=0, skip=False)
+    with torch.no_grad():
+        for parameter in residual.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return residual.eval()
+
+
+def sepconv(dim: int = 24, *, bias: bool = True, kernel: int = 7) -> SepConv:
+    return SepConv(dim, 2 * dim + 3, kernel, StarReLU(0.9, -0.4, True, True), bias=bias)
+
+
+def mlp(dim: int = 24, *, bias: bool = True) -> Mlp:
+    return Mlp(dim, 3 * dim + 1, StarReLU(0.9, -0.4, True, True), bias=bias)
+
+
+class Called(nn.Module):
+    """A residual as a module of tokens alone."""
+
+    def __init__(self, residual: Residual, grid: Grid) -> None:
+        super().__init__()
+        self.residual, self.grid = residual, grid
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        output: Tensor = self.residual(tokens, self.grid)
+        return output
+
+
+@pytest.mark.parametrize("scales", [(None, None), (0.7, None), (None, 0.3), (1.3, -0.6)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("grid", [Grid(4, 5), Grid(23, 25)])  # few rows and many
+@pytest.mark.parametrize("make", [sepconv, mlp])
+def test_sums_with_and_without_factors(make: Any, grid: Grid, bias: bool, scales: tuple[float | None, ...]) -> None:
+    torch.manual_seed(1)
+    residual = block(make(bias=bias), 24, scaling=Scaling(24, *scales), bias=bias)
+    assert_same(Called(residual, grid), torch.randn(2, grid.tokens, 24))
+    assert residual.plans.known
+
+
+def changes() -> dict[str, Any]:
+    def in_place(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.data.mul_(1.1)
+
+    def other_memory(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 0.9
+
+    def other_parameters(model: nn.Module) -> None:
+        for module in model.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(parameter.detach() * 1.2))
+
+    def loaded(model: nn.Module) -> None:
+        model.load_state_dict({name: 0.8 * value for name, value in model.state_dict().items()})
+
+    def assigned(model: nn.Module) -> None:
+        model.load_state_dict({name: 1.3 * value for name, value in model.state_dict().items()}, assign=True)
+
+    def other_strides(model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.data = module.weight.data.t().contiguous().t()
+
+    def eps(model: nn.Module) -> None:
+        for module in model.modules():
+            if hasattr(module, "eps"):
+                module.eps = 0.1  # type: ignore[assignment]
+
+    return {f.__name__: f for f in (in_place, other_memory, other_parameters, loaded, assigned, other_strides, eps)}
+
+
+@pytest.mark.parametrize("change", changes())
+@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico"])
+def test_changed_weights_are_seen(name: str, change: str) -> None:
+    model, x = build(name), torch.randn(1, 3, 64, 64)
+    with torch.inference_mode():
+        before = model(x)
+    changes()[change](model)
+    assert_same(model, x)
+    with torch.inference_mode():
+        assert change == "other_strides" or not torch.allclose(model(x), before, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico"])
+def test_whoever_listens_is_told(name: str) -> None:
+    model, x = build(name), torch.randn(1, 3, 64, 64)
+    with torch.inference_mode():
+        model(x)
+        inside = [module for residual in residuals(model) for module in residual.modules() if module is not residual]
+        called: set[int] = set()
+        for module in inside:
+            if type(module).__name__ not in ("ModuleList", "BlockDiagonal", "StarReLU"):
+                module.register_forward_hook(lambda module, *_: called.add(id(module)))
+        model(x)
+    wanted = {id(module) for module in inside if module._forward_hooks}
+    gates = {id(m) for m in inside if isinstance(m, nn.Linear) and m.out_features == 4}  # joined with the projections
+    assert wanted - gates == called - gates
+
+
+def test_other_forwards_are_called() -> None:
+    class Twice(SepConv):
+        def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+            return 2 * super().forward(tokens, grid)
+
+    torch.manual_seed(2)
+    mixer = Twice(24, 48, 7, StarReLU(1.0, 0.0, True, True), bias=True)
+    residual, tokens, grid = block(mixer, 24), torch.randn(1, 20, 24), Grid(4, 5)
+    with torch.inference_mode():
+        twice = residual(tokens, grid) - tokens
+        mixer.__class__ = SepConv  # type: ignore[assignment]
+        torch.testing.assert_close(twice, 2 * (residual(tokens, grid) - tokens), rtol=1e-4, atol=1e-5)
+        mixer.narrow.forward = lambda x: 0 * x[..., :24]  # type: ignore[assignment, method-assign]
+        torch.testing.assert_close(residual(tokens, grid), tokens)
+
+
+def test_what_steps_are_not_for_goes_layer_by_layer() -> None:
+    torch.manual_seed(3)
+    grid, tokens = Grid(4, 5), torch.randn(1, 20, 24)
+    cases = [
+        block(sepconv(kernel=3), 24),  # the library's convolution is as fast
+        block(sepconv(20), 20),  # channels that vectors do not divide
+        block(sepconv(), 24).double(),
+        block(sepconv(), 24).train(),
+    ]
+    for residual in cases:
+        weight = next(residual.parameters())
+        x = tokens[..., : len(weight)].to(weight.dtype)
+        with torch.inference_mode():
+            residual(x, grid)
+        assert not residual.plans.known
+    residual = block(sepconv(), 24)
+    with torch.inference_mode():
+        residual(tokens[:, :15].contiguous(), Grid(3, 5))  # few rows
+        residual(tokens.transpose(1, 2).contiguous().transpose(1, 2), grid)
+        with torch.autocast("cpu", torch.bfloat16):
+            residual(tokens, grid)
+    residual(tokens.requires_grad_(), grid).sum().backward()
+    assert not residual.plans.known
+    assert tokens.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        ({"directions": "quad"}, 2),  # of four ways two go row by row
+        ({"conv": "none"}, 0),
+        ({"conv": "causal_1d", "kernel": 4}, 6),
+        ({"conv": "1d"}, 6),
+        ({"form": "parallel"}, 0),
+        ({"chunk": 5}, 6),
+        ({"bias": False}, 6),
+        ({"class_tokens": "start"}, 6),
+    ],
+)
+def test_ways_of_vision_lstm(options: dict[str, Any], whole: int) -> None:
+    model = build("vil_pico", mixers={"name": "mlstm", **options})
+    assert_same(model, torch.randn(2, 3, 64, 96))
+    in_one_call = [residual for residual in residuals(model) if residual.plans.known]
+    assert len(in_one_call) == (sum(index % 4 < 2 for index in range(6)) if whole == 2 else whole)
+
+
+def test_copies_and_files_start_without_steps() -> None:
+    residual, tokens = block(mlp(), 24), torch.randn(1, 20, 24)
+    with torch.inference_mode():
+        wanted = residual(tokens, Grid(4, 5))
+        assert residual.plans.known
+        for other in (copy.deepcopy(residual), pickle.loads(pickle.dumps(residual))):
+            assert not other.plans.known
+            torch.testing.assert_close(other(tokens, Grid(4, 5)), wanted, rtol=0, atol=0)
+
+
+def test_only_the_last_sizes_are_kept() -> None:
+    residual = block(mlp(), 24)
+    with torch.inference_mode():
+        for side in range(4, 4 + 2 * MOST):
+            residual(torch.randn(1, side * side, 24), Grid(side, side))
+    assert [key[1] for key in residual.plans.known] == [Grid(side, side) for side in range(3 + 2 * MOST, 3 + MOST, -1)]  # type: ignore[index]
+
+
+def test_threads_share_a_model() -> None:
+    model = build("vil_pico")
+    images = [torch.randn(1, 3, 64 + 16 * (index % 3), 64) for index in range(24)]
+
+    def run(image: Tensor) -> Tensor:
+        with torch.inference_mode():
+            output: Tensor = model(image)
+        return output
+
+    wanted = [run(image) for image in images]
+    with ThreadPoolExecutor(4) as crew:
+        for output, one in zip(crew.map(run, images), wanted, strict=True):
+            torch.testing.assert_close(output, one, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico"])
+def test_what_is_not_a_number_spreads(name: str) -> None:
+    model, x = build(name), torch.randn(1, 3, 64, 64)
+    x[0, 0, 0, 0] = float("nan")
+    with torch.inference_mode():
+        assert model(x).isnan().any()
