@@ -26,6 +26,15 @@ class DepthwiseAbout(ctypes.Structure):
     )
 
 
+class TapsAbout(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "gradient", "out", "sums")),
+        *((name, c_ssize_t) for name in ("x_row", "gradient_row")),
+        *((name, c_int) for name in ("images", "height", "width", "channels", "high", "wide", "above", "before")),
+        *((name, c_int) for name in ("shares", "threads")),
+    )
+
+
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether maps (B, H, W, C) and kernels (C, 1, h, w) belong together and can be walked."""
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[:2] != (x.shape[3], 1) or x.stride(3) != 1:
@@ -103,3 +112,15 @@ def run(
         **given,
     )
     found.run("depthwise", about)
+
+
+def taps_gradient(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+    """The gradient (C, 1, h, w) of the kernels of `convolve_channels` from that of its output; 3, 5 or 7 columns."""
+    found, (images, height, width, channels) = kernels(), x.shape
+    assert found is not None
+    x, gradient = with_rows(x), with_rows(gradient)
+    out = x.new_empty(channels, 1, *kernel)
+    pointers = (pointer(x), pointer(gradient), pointer(out), None, row_of(x), row_of(gradient))
+    sizes = (images, height, width, channels, *kernel, *padding, 1, torch.get_num_threads())
+    found.run("taps", TapsAbout(*pointers, *sizes))
+    return out

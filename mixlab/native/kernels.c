@@ -77,6 +77,7 @@ KERNEL(mlstm, struct mlstm)
 KERNEL(longconv, struct longconv)
 KERNEL(norm, struct norm)
 KERNEL(depthwise, struct depthwise)
+KERNEL(taps, struct taps)
 
 /* Kernels one behind the other: for each a number and the size of what it is handed, which follows. */
 struct step {

@@ -78,6 +78,17 @@ struct depthwise {
     float eps;
 };
 
+/* What a change of every tap of small kernels over every channel would change, for maps that keep their size. */
+struct taps {
+    const float *x, *gradient; /* images x height x width x row: of the input, of the output */
+    float *out;                /* channels x high x wide */
+    float *sums;               /* the kernel's own, as is `shares` */
+    ptrdiff_t x_row, gradient_row;
+    int images, height, width, channels;
+    int high, wide, above, before; /* wide: 3, 5 or 7 */
+    int shares, threads;
+};
+
 /* out = f(left right + bias), or residual * onto + branch * (left right + bias) */
 struct linear {
     const float *left, *right, *bias; /* rows x depth, depth x columns, columns or NULL */
@@ -106,4 +117,5 @@ struct kernels {
     int (*longconv)(const struct longconv *);
     int (*norm)(const struct norm *);
     int (*depthwise)(struct depthwise *);
+    int (*taps)(struct taps *);
 };

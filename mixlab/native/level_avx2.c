@@ -11,7 +11,8 @@
 #include "mlstm.h"
 #include "longconv.h"
 #include "depthwise.h"
+#include "taps.h"
 
 const struct kernels kernels_avx2 = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm,
-                                     run_depthwise};
+                                     run_depthwise, run_taps};
 #endif

@@ -2,8 +2,8 @@
 
 A CPU's library has a fast kernel gradient for kernels of up to three columns only; wider ones go through dense products
 of 16 x 16 channels, of which 15/16 are thrown away. Wide kernels are therefore cut into strips of three columns, and
-kernels of one row are laid down as a column. The convolution itself, also of a gradient, is our own kernel's where
-that is faster.
+kernels of one row are laid down as a column. The convolution itself, also of a gradient, and the kernel gradient are our
+own kernels' where these are faster.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mixlab.guards import is_transformed, without_autocast
 from mixlab.native import kernels, may_run
-from mixlab.native.depthwise import convolve_channels, fits
+from mixlab.native.depthwise import convolve_channels, fits, taps_gradient
 
 WIDTHS = (5, 7)  # columns of a kernel that our own convolution is for
 STRIP = 3  # columns of a kernel whose gradient is fast
@@ -41,8 +41,12 @@ def runs_natively(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair)
     centred = all(size == 2 * around + 1 for size, around in zip(weight.shape[2:], padding, strict=True))
     if not (x.ndim == 4 and centred and weight.shape[2] > 1 and weight.shape[3] in WIDTHS and may_run(x, weight, bias)):
         return False
+    return has_lanes() and fits(x.permute(0, 2, 3, 1), weight, bias)
+
+
+def has_lanes() -> bool:
     found = kernels()
-    return found is not None and found.lanes == 8 and fits(x.permute(0, 2, 3, 1), weight, bias)
+    return found is not None and found.lanes == 8
 
 
 def gradient_is_slow(x: Tensor, weight: Tensor, padding: Pair) -> bool:
@@ -78,7 +82,10 @@ class Depthwise(torch.autograd.Function):
 
 
 def kernel_gradient(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
-    """The gradient (C, 1, h, w) of a kernel from that of the output, strip by strip."""
+    """The gradient (C, 1, h, w) of a kernel from that of the output: by our own kernel, or strip by strip."""
+    if gradient.shape == x.shape and kernel[1] in WIDTHS and has_lanes() and may_run(x, gradient):
+        maps = (x.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1))
+        return taps_gradient(*(one if one.stride(3) == 1 else one.contiguous() for one in maps), kernel, padding)
     if kernel[0] == 1 < kernel[1]:
         return kernel_gradient(x.mT, gradient.mT, kernel[::-1], padding[::-1]).mT
     strips: list[Tensor] = []

@@ -21,7 +21,7 @@ from mixlab.grid import Grid
 from mixlab.layers import GELU, DepthwiseConv, Mlp
 from mixlab.mixers.mlstm import BACKWARDS, ROWS, Convolution, Mlstm, MlstmOptions, Path, paths
 from mixlab.native import kernels, may_run
-from mixlab.native.depthwise import convolve_and_multiply, convolve_channels
+from mixlab.native.depthwise import convolve_and_multiply, convolve_channels, taps_gradient
 from mixlab.native.linear import AFTER, run_linear, run_mlp
 from mixlab.native.mlstm import compiled_mlstm
 from mixlab.native.norm import norm_of_product
@@ -275,6 +275,20 @@ def test_gradients_of_depthwise_convolutions(kernel: int) -> None:
             gradients.append(torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()]))
     for single, double in zip(*gradients, strict=True):
         near(single, double, 1e-5)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 90), (9, 13), (20, 3)])
+@pytest.mark.parametrize("kernel", [(1, 3), (3, 3), (5, 5), (7, 7), (2, 7)])
+@pytest.mark.parametrize("channels", [16, 37])
+def test_gradients_of_taps(lanes: int, grid: tuple[int, int], kernel: tuple[int, int], channels: int) -> None:
+    x = torch.randn(3, *grid, 2 * channels)[..., channels:]
+    gradient = torch.randn(3, *grid, channels)
+    for padding in ((kernel[0] // 2, kernel[1] // 2), (kernel[0] - 1, 0)):
+        weight = torch.zeros(channels, 1, *kernel, dtype=torch.float64)
+        with torch.enable_grad():
+            out = depthwise_exactly(x, weight.requires_grad_(), None, padding)
+            (expected,) = torch.autograd.grad(out, weight, gradient.double())
+        near(taps_gradient(x, gradient, kernel, padding), expected, 5e-6)
 
 
 # -- recurrent steps -----------------------------------------------------------------------------
