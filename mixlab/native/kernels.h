@@ -89,11 +89,13 @@ struct taps {
     int shares, threads;
 };
 
-/* out = f(left right + bias), or residual * onto + branch * (left right + bias) */
+/* out = f(left right + bias), or with the numbers `beside` it: a residual sum, or a gradient through an activation */
 struct linear {
     const float *left, *right, *bias; /* rows x depth, depth x columns, columns or NULL */
     float *packed, *out;              /* packed: room for depth x columns rounded up to 16, or NULL */
-    const float *onto, *residual, *branch; /* rows x columns, as out; columns or NULL: 1 */
+    const float *beside;            /* rows x columns, as out */
+    float *aside;                   /* a second output, as out */
+    const float *residual, *branch; /* columns: factors of the residual sum, or NULL: 1 */
     ptrdiff_t left_row, left_column, right_row, out_row;
     long rows, groups;
     int columns, depth;

@@ -5,12 +5,14 @@ second. */
 #define DEEP 384
 #define ROWS_AT_ONCE (16 * TALL)
 
-enum { NOTHING, GELU, RELU, SQUARED_RELU, SILU, ONTO };
+/* Of sums x and numbers y beside them. The last four: residual y + branch x; x times the root of y; x, and aside GELU(x);
+x times the slope of GELU at y, and aside GELU(y). */
+enum { NOTHING, GELU, RELU, SQUARED_RELU, SILU, ONTO, TIMES_ROOT, AND_GELU, GELU_SLOPE };
 
-/* What happens to sums: `kind`, with a factor and a summand behind the squared ReLU, or what a residual sum needs. */
+/* What that needs: a factor and a summand behind the squared ReLU, what lies beside, factors of the residual sum. */
 struct after {
-    int kind;
-    const float *then, *onto, *residual, *branch;
+    const float *then, *beside, *residual, *branch;
+    float *aside;
 };
 
 /* erf as a quotient of polynomials, within 2 units in the last place of 1. */
@@ -38,6 +40,22 @@ INLINE vec activated(vec x, int after, const float *then) {
         return x * x * then[0] + then[1];
     }
     return after == SILU ? x * sigmoid(x) : x;
+}
+
+/* GELU, and its slope. */
+INLINE vec gelu_and_slope(vec x, vec *slope) {
+    vec share = 0.5f + 0.5f * error_function(x * 0.70710678118654752f);
+    *slope = share + x * exponential(-0.5f * x * x) * 0.39894228040143268f;
+    return x * share;
+}
+
+INLINE vec square_root(vec x) {
+#if LANES == 8 && defined(__AVX__)
+    return (vec)__builtin_ia32_sqrtps256(x);
+#else
+    for (int lane = 0; lane < LANES; lane++) x[lane] = __builtin_sqrtf(x[lane]);
+    return x;
+#endif
 }
 
 /* Of four numbers each: a0 b0 a1 b1 or a2 b2 a3 b3, in pairs a0 a1 b0 b1 or a2 a3 b2 b3. */
@@ -121,16 +139,23 @@ INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *le
                          : bias  ? load_some(bias + p * LANES, valid - p * LANES)
                                  : (vec){0};
     accumulate(rows, sums, left, left_row, left_column, panel, PANEL, depth);
-    for (int p = 0; p < PARTS && ends && kind == ONTO; p++) {
+    for (int p = 0; p < PARTS && ends && kind != NOTHING; p++) {
         int place = p * LANES, some = valid - place;
-        vec residual = after->residual ? load_some(after->residual + place, some) : all(1);
-        vec branch = after->branch ? load_some(after->branch + place, some) : all(1);
-        for (int i = 0; i < rows; i++)
-            sums[i][p] = sums[i][p] * branch + load_some(after->onto + i * out_row + place, some) * residual;
+        vec residual = kind == ONTO && after->residual ? load_some(after->residual + place, some) : all(1);
+        vec branch = kind == ONTO && after->branch ? load_some(after->branch + place, some) : all(1);
+        for (int i = 0; i < rows; i++) {
+            vec beside = kind == ONTO || kind == TIMES_ROOT || kind == GELU_SLOPE ? load_some(after->beside + i * out_row + place, some)
+                                                                                : (vec){0};
+            vec slope, active;
+            if (kind == ONTO) sums[i][p] = sums[i][p] * branch + beside * residual;
+            else if (kind == TIMES_ROOT) sums[i][p] *= square_root(beside);
+            else if (kind == AND_GELU || kind == GELU_SLOPE) {
+                active = kind == AND_GELU ? activated(sums[i][p], GELU, NULL) : gelu_and_slope(beside, &slope);
+                store_some(after->aside + i * out_row + place, active, some);
+                if (kind == GELU_SLOPE) sums[i][p] *= slope;
+            } else sums[i][p] = activated(sums[i][p], kind, after->then);
+        }
     }
-    if (ends && kind != NOTHING && kind != ONTO)
-        for (int i = 0; i < rows; i++)
-            for (int p = 0; p < PARTS; p++) sums[i][p] = activated(sums[i][p], kind, after->then);
     for (int i = 0; i < rows; i++)
         for (int p = 0; p < PARTS; p++) store_some(out + i * out_row + p * LANES, sums[i][p], valid - p * LANES);
 }
@@ -166,8 +191,9 @@ INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdif
                 float *place = out + row * out_row + column;
                 const float *start = bias ? bias + column : NULL;
                 struct after here = *after;
-                if (kind == ONTO) {
-                    here.onto += row * out_row + column;
+                if (kind >= ONTO) {
+                    if (here.beside) here.beside += row * out_row + column;
+                    if (here.aside) here.aside += row * out_row + column;
                     if (here.residual) here.residual += column;
                     if (here.branch) here.branch += column;
                 }
@@ -191,9 +217,13 @@ INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdif
 static void linear_after(const struct linear *at, long row, long column, const float *left, ptrdiff_t left_row,
                          ptrdiff_t left_column, const float *packed, int rows, int columns, float *out) {
     const float *bias = at->bias ? at->bias + column : NULL;
-    struct after after = {at->after, at->then, at->onto ? at->onto + row * at->out_row + column : NULL,
-                          at->residual ? at->residual + column : NULL, at->branch ? at->branch + column : NULL};
-    switch (at->after) { AFTER(NOTHING) AFTER(GELU) AFTER(RELU) AFTER(SQUARED_RELU) AFTER(SILU) AFTER(ONTO) }
+    struct after after = {at->then, at->beside ? at->beside + row * at->out_row + column : NULL,
+                          at->residual ? at->residual + column : NULL, at->branch ? at->branch + column : NULL,
+                          at->aside ? at->aside + row * at->out_row + column : NULL};
+    switch (at->after) {
+        AFTER(NOTHING) AFTER(GELU) AFTER(RELU) AFTER(SQUARED_RELU) AFTER(SILU)
+        AFTER(ONTO) AFTER(TIMES_ROOT) AFTER(AND_GELU) AFTER(GELU_SLOPE)
+    }
 }
 
 static int linear_task(void *about, long index) {

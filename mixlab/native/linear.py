@@ -12,14 +12,15 @@ from mixlab.native import kernels, pointer
 PANEL = 16
 FEW = 480  # rows up to which a panel of the weight is packed where it is used
 AFTER = ("none", "gelu", "relu", "squared_relu", "silu")
-ONTO = len(AFTER)  # the sum with a residual stream
+BESIDE = ("onto", "times_root", "and_gelu", "gelu_slope")  # what has other inputs or outputs
+KINDS = (*AFTER, *BESIDE)
 Then = tuple[float, float]  # a factor and a summand behind the squared ReLU
 AS_IT_IS: Then = (1.0, 0.0)
 
 
 class LinearAbout(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("left", "right", "bias", "packed", "out", "onto", "residual", "branch")),
+        *((name, c_void_p) for name in ("left", "right", "bias", "packed", "out", "beside", "aside", "residual", "branch")),
         *((name, c_ssize_t) for name in ("left_row", "left_column", "right_row", "out_row")),
         ("rows", c_long),
         ("groups", c_long),
@@ -37,14 +38,29 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return x.is_contiguous() and 1 in weight.stride() and (bias is None or bias.is_contiguous())
 
 
-def run_linear(x: Tensor, weight: Tensor, bias: Tensor | None, after: str = "none", then: Then = AS_IT_IS) -> Tensor:
-    """f(x W^T + b) of (..., in) and (out, in)."""
-    columns, depth = weight.shape
-    out = x.new_empty(*x.shape[:-1], columns)
+def run_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    after: str = "none",
+    then: Then = AS_IT_IS,
+    *,
+    out: Tensor | None = None,
+    beside: Tensor | None = None,
+    aside: Tensor | None = None,
+) -> Tensor:
+    """f(x W^T + b) of (..., in) and (out, in), or one of `BESIDE`; all outputs and what lies beside are contiguous."""
+    found, (columns, depth) = kernels(), weight.shape
+    assert found is not None
+    if out is None:
+        out = x.new_empty(*x.shape[:-1], columns)
     turned = weight.stride(1) == 1
     strides = (depth, 1, weight.stride(0) if turned else weight.stride(1), columns)
-    rows = math.prod(x.shape[:-1])
-    multiply(x, weight, bias, out, strides, (rows, columns, depth), turned=turned, after=after, then=then)
+    sizes = (rows := math.prod(x.shape[:-1]), columns, depth)
+    packed = x.new_empty(-(-columns // PANEL) * PANEL * depth) if rows > FEW else None
+    about = describe(x, weight, bias, packed, out, strides, sizes, turned, after, then)
+    about.beside, about.aside = pointer(beside), pointer(aside)
+    found.run("linear", about)
     return out
 
 
@@ -71,24 +87,6 @@ def run_mlp(
     return out
 
 
-def multiply(
-    left: Tensor,
-    right: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    strides: tuple[int, int, int, int],
-    sizes: tuple[int, int, int],
-    *,
-    turned: bool,
-    after: str = "none",
-    then: Then = AS_IT_IS,
-) -> None:
-    found, (rows, columns, depth) = kernels(), sizes
-    assert found is not None
-    packed = left.new_empty(-(-columns // PANEL) * PANEL * depth) if rows > FEW else None
-    found.run("linear", describe(left, right, bias, packed, out, strides, sizes, turned, after, then))
-
-
 def describe(
     left: Tensor | None,
     right: Tensor,
@@ -103,5 +101,5 @@ def describe(
 ) -> LinearAbout:
     """`strides`: of the rows and columns of `left`, and of the rows of `right` and `out`."""
     rows, columns, depth = sizes
-    numbers = (rows, 1, columns, depth, turned, AFTER.index(after), torch.get_num_threads(), then)
-    return LinearAbout(*map(pointer, (left, right, bias, packed, out)), None, None, None, *strides, *numbers)
+    numbers = (rows, 1, columns, depth, turned, KINDS.index(after), torch.get_num_threads(), then)
+    return LinearAbout(*map(pointer, (left, right, bias, packed, out)), None, None, None, None, *strides, *numbers)

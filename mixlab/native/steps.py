@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mixlab.native import kernels, pointer
 from mixlab.native.depthwise import DepthwiseAbout
-from mixlab.native.linear import AFTER, AS_IT_IS, FEW, ONTO, PANEL, LinearAbout, MlpAbout, Then
+from mixlab.native.linear import AFTER, AS_IT_IS, FEW, KINDS, PANEL, LinearAbout, MlpAbout, Then
 from mixlab.native.mlstm import MlstmAbout, Packed, chunk_for
 from mixlab.native.norm import Norm, NormAbout
 
@@ -96,7 +96,7 @@ class Steps:
         about = self.describe(weights, after, then, onto)
         places = {"left": x, "out": out}
         if onto is not None:
-            places["onto"] = GIVEN
+            places["beside"] = GIVEN
         start = self.add("linear", about, **places)
         if self.rows > FEW:
             self.pack(start, weights)
@@ -106,7 +106,7 @@ class Steps:
         about = MlpAbout(self.describe(first, after, then, None), self.describe(second, "none", AS_IT_IS, onto), 0)
         start = self.add("mlp", about)
         behind = start + MlpAbout.second.offset
-        for offset, name, place in ((start, "left", x), (behind, "out", out), (behind, "onto", GIVEN)):
+        for offset, name, place in ((start, "left", x), (behind, "out", out), (behind, "beside", GIVEN)):
             self.point(offset + getattr(LinearAbout, name).offset, place)
         self.pack(behind, second, self.pack(start, first))
 
@@ -174,7 +174,7 @@ class Steps:
             columns=columns,
             depth=depth,
             right_turned=1,
-            after=AFTER.index(after) if onto is None else ONTO,
+            after=KINDS.index(after if onto is None else "onto"),
             threads=self.threads,
             then=then,
         )

@@ -1,7 +1,8 @@
 """The channel MLP in training on a CPU: both layers and what is between them in one step.
 
-Its gradient keeps the hidden layer once, where PyTorch keeps it in front of the activation and behind it, and works on
-as many tokens at a time as caches hold.
+Its gradient keeps the hidden layer once, where PyTorch keeps it in front of the activation and behind it: in front of
+GELU, behind a ReLU and its square. It works on as many tokens at a time as caches hold, and where our own product runs
+activations and their slopes are part of it.
 """
 
 from typing import Any, Literal
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.guards import is_many
-from mixlab.ops.linear import is_fast, linear_reference, product
+from mixlab.native.linear import run_linear
+from mixlab.ops.linear import is_fast, is_own_product, linear_reference, product
 
 Inner = Literal["relu", "squared_relu", "gelu"]
 AT_ONCE = 2**23  # bytes of the hidden layer
@@ -43,9 +45,9 @@ class MlpGradient(torch.autograd.Function):
     ) -> Tensor:
         out, kept, rows = x.new_empty(len(x), len(second)), [], rows_at_once(first)
         for some, place in zip(x.split(rows), out.split(rows), strict=True):
-            hidden = product(some, first, inner_bias)
-            kept.append(hidden if inner == "gelu" else hidden.relu_())
-            place.copy_(product(activate(hidden, inner), second, bias))
+            hidden, active = hidden_layer(some, first, inner_bias, inner)
+            kept.append(hidden)
+            multiply(active, second, bias, place)
         ctx.inner = inner
         ctx.save_for_backward(x, first, inner_bias, second, bias, *kept)
         return out
@@ -56,23 +58,24 @@ class MlpGradient(torch.autograd.Function):
         inputs, needed = (x, first, inner_bias, second, bias), ctx.needs_input_grad[:5]
         if torch.is_grad_enabled() or is_many(gradient) or not is_fast(gradient, second.t()):  # as it is written
             return *of_reference(inputs, needed, gradient, ctx.inner), None
-        back = (second * 2 if ctx.inner == "squared_relu" else second).t()
+        back = (second * 2 if ctx.inner == "squared_relu" else second).t()  # the slope of r^2 is 2 r
         to_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed[0] else None
         sums: list[Tensor | None] = [None] * 3  # of the first layer's weight and bias, and of the second's weight
         start = 0
         for hidden in kept:
             here = slice(start, start := start + len(hidden))
-            if needed[3]:
-                sums[2] = add_product(sums[2], gradient[here], activate(hidden, ctx.inner))
             if not any(needed[:3]):
+                sums[2] = add_product(sums[2], gradient[here], activate(hidden, ctx.inner))
                 continue
-            to_hidden = deactivate_(product(gradient[here], back), hidden, ctx.inner)
+            to_hidden, active = hidden_gradient(gradient[here], back, hidden, ctx.inner)
+            if needed[3]:
+                sums[2] = add_product(sums[2], gradient[here], active)
             if needed[1]:
                 sums[0] = add_product(sums[0], to_hidden, x[here])
             if needed[2]:
                 sums[1] = to_hidden.sum(0) if sums[1] is None else sums[1].add_(to_hidden.sum(0))
             if to_x is not None:
-                to_x[here] = product(to_hidden, first.t())
+                multiply(to_hidden, first.t(), None, to_x[here])
         return to_x, sums[0], sums[1], sums[2], gradient.sum(0) if needed[4] else None, None
 
 
@@ -80,20 +83,43 @@ def rows_at_once(weight: Tensor) -> int:
     return max(256, AT_ONCE // (4 * len(weight)))
 
 
-def activate(hidden: Tensor, inner: Inner) -> Tensor:
-    """From what is kept: the hidden layer, in front of GELU or behind ReLU."""
-    if inner == "gelu":
-        return F.gelu(hidden)
-    return hidden.square() if inner == "squared_relu" else hidden
+def hidden_layer(x: Tensor, weight: Tensor, bias: Tensor | None, inner: Inner) -> tuple[Tensor, Tensor]:
+    """What is kept of the hidden layer, and what the second layer takes."""
+    if inner == "gelu" and is_own_product(x, weight, bias):
+        active = x.new_empty(len(x), len(weight))
+        return run_linear(x, weight, bias, "and_gelu", aside=active), active
+    hidden = product(x, weight, bias, "none" if inner == "gelu" else inner)
+    return hidden, activate(hidden, inner)
 
 
-def deactivate_(gradient: Tensor, hidden: Tensor, inner: Inner) -> Tensor:
-    """The gradient in front of the activation, in its memory; the 2 of the square's is in it already."""
+def activate(kept: Tensor, inner: Inner) -> Tensor:
+    """What the second layer takes, from what is kept."""
+    return F.gelu(kept) if inner == "gelu" else kept
+
+
+def hidden_gradient(gradient: Tensor, back: Tensor, kept: Tensor, inner: Inner) -> tuple[Tensor, Tensor]:
+    """The gradient in front of the activation, and what the second layer took. `back` has the 2 of the square's slope."""
+    if inner != "relu" and is_own_product(gradient, back, None):
+        active = torch.empty_like(kept) if inner == "gelu" else None
+        after = "times_root" if active is None else "gelu_slope"
+        found = run_linear(gradient, back, None, after, beside=kept, aside=active)
+        return found, kept if active is None else active
+    found, active = product(gradient, back), activate(kept, inner)
     if inner == "gelu":
-        return torch.ops.aten.gelu_backward.grad_input(gradient, hidden, grad_input=gradient)
-    if inner == "squared_relu":
-        return gradient.mul_(hidden)
-    return torch.ops.aten.threshold_backward.grad_input(gradient, hidden, 0, grad_input=gradient)
+        torch.ops.aten.gelu_backward.grad_input(found, kept, grad_input=found)
+    elif inner == "squared_relu":
+        found.mul_(kept.sqrt())
+    else:
+        torch.ops.aten.threshold_backward.grad_input(found, kept, 0, grad_input=found)
+    return found, active
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out = x W^T + b"""
+    if is_own_product(x, weight, bias):
+        run_linear(x, weight, bias, out=out)
+    else:
+        out.copy_(product(x, weight, bias))
 
 
 def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
