@@ -17,7 +17,13 @@ from mixlab.native import may_run
 from mixlab.native.linear import AS_IT_IS, Then, run_mlp
 from mixlab.native.norm import Norm
 from mixlab.native.steps import GIVEN, OUT, Place, Steps, Sum
-from mixlab.ops.activations import squared_relu, star_relu, star_relu_linear
+from mixlab.ops.activations import (
+    linear_star_relu,
+    may_join_star,
+    squared_relu,
+    star_relu,
+    star_relu_linear,
+)
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.linear import (
     LANES,
@@ -111,7 +117,7 @@ class Activation(nn.Module):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "forward" in vars(cls):
-            for name in ("after", "then", "complete", "inner", "finish", "folded", "fused_into"):
+            for name in ("after", "then", "complete", "inner", "finish", "behind", "folded", "fused_into"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Activation)[name])
 
@@ -235,6 +241,13 @@ class StarReLU(Activation):
 
     def then(self) -> Then:
         return self.scale.item(), self.bias.item()
+
+    def behind(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and is_plain(self) and is_own(layer):
+            both = (x, *weights_of(layer), self.scale, self.bias)
+            if may_join_star(*both):
+                return linear_star_relu(*both)
+        return super().behind(layer, x)
 
     def folded(self, behind: nn.Linear) -> "Folded":
         shift = self.bias * behind.weight.sum(1)  # W (s r^2 + b) = (s W) r^2 + b W 1

@@ -78,6 +78,7 @@ KERNEL(longconv, struct longconv)
 KERNEL(norm, struct norm)
 KERNEL(depthwise, struct depthwise)
 KERNEL(taps, struct taps)
+KERNEL(star, struct star)
 
 /* Kernels one behind the other: for each a number and the size of what it is handed, which follows. */
 struct step {

@@ -89,6 +89,16 @@ struct taps {
     int shares, threads;
 };
 
+/* Back through s r^2 + b, r at least 0: out = gradient * r * slope, and the sums of gradient * r^2 and of gradient. */
+struct star {
+    const float *gradient, *kept; /* kept: r */
+    float *out;
+    double *sums; /* for each of `tasks` two */
+    long count, tasks;
+    float slope;
+    int threads;
+};
+
 /* out = f(left right + bias), or with the numbers `beside` it: a residual sum, or a gradient through an activation */
 struct linear {
     const float *left, *right, *bias; /* rows x depth, depth x columns, columns or NULL */
@@ -120,4 +130,5 @@ struct kernels {
     int (*norm)(const struct norm *);
     int (*depthwise)(struct depthwise *);
     int (*taps)(struct taps *);
+    int (*star)(struct star *);
 };

@@ -14,5 +14,6 @@
 #include "taps.h"
 
 const struct kernels kernels_avx2 = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm,
-                                     run_depthwise, run_taps};
+                                     run_depthwise, run_taps,
+                                     run_star};
 #endif

@@ -12,4 +12,5 @@
 #include "taps.h"
 
 const struct kernels kernels_base = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm,
-                                     run_depthwise, run_taps};
+                                     run_depthwise, run_taps,
+                                     run_star};

@@ -5,9 +5,9 @@ second. */
 #define DEEP 384
 #define ROWS_AT_ONCE (16 * TALL)
 
-/* Of sums x and numbers y beside them. The last four: residual y + branch x; x times the root of y; x, and aside GELU(x);
-x times the slope of GELU at y, and aside GELU(y). */
-enum { NOTHING, GELU, RELU, SQUARED_RELU, SILU, ONTO, TIMES_ROOT, AND_GELU, GELU_SLOPE };
+/* Of sums x and numbers y beside them. The last five: residual y + branch x; x times the root of y; x, and aside GELU(x);
+x times the slope of GELU at y, and aside GELU(y); the squared ReLU, and aside the ReLU. */
+enum { NOTHING, GELU, RELU, SQUARED_RELU, SILU, ONTO, TIMES_ROOT, AND_GELU, GELU_SLOPE, AND_RELU };
 
 /* What that needs: a factor and a summand behind the squared ReLU, what lies beside, factors of the residual sum. */
 struct after {
@@ -138,6 +138,8 @@ INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *le
             sums[i][p] = !begins ? load_some(out + i * out_row + p * LANES, valid - p * LANES)
                          : bias  ? load_some(bias + p * LANES, valid - p * LANES)
                                  : (vec){0};
+    if (ends && (kind == ONTO || kind == TIMES_ROOT || kind == GELU_SLOPE))
+        for (int i = 0; i < rows; i++) __builtin_prefetch(after->beside + i * out_row);
     accumulate(rows, sums, left, left_row, left_column, panel, PANEL, depth);
     for (int p = 0; p < PARTS && ends && kind != NOTHING; p++) {
         int place = p * LANES, some = valid - place;
@@ -153,6 +155,9 @@ INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *le
                 active = kind == AND_GELU ? activated(sums[i][p], GELU, NULL) : gelu_and_slope(beside, &slope);
                 store_some(after->aside + i * out_row + place, active, some);
                 if (kind == GELU_SLOPE) sums[i][p] *= slope;
+            } else if (kind == AND_RELU) {
+                store_some(after->aside + i * out_row + place, at_least(sums[i][p], 0.0f), some);
+                sums[i][p] = activated(sums[i][p], SQUARED_RELU, after->then);
             } else sums[i][p] = activated(sums[i][p], kind, after->then);
         }
     }
@@ -222,7 +227,7 @@ static void linear_after(const struct linear *at, long row, long column, const f
                           at->aside ? at->aside + row * at->out_row + column : NULL};
     switch (at->after) {
         AFTER(NOTHING) AFTER(GELU) AFTER(RELU) AFTER(SQUARED_RELU) AFTER(SILU)
-        AFTER(ONTO) AFTER(TIMES_ROOT) AFTER(AND_GELU) AFTER(GELU_SLOPE)
+        AFTER(ONTO) AFTER(TIMES_ROOT) AFTER(AND_GELU) AFTER(GELU_SLOPE) AFTER(AND_RELU)
     }
 }
 
@@ -304,3 +309,26 @@ static int run_mlp(struct mlp *at) {
     share(mlp_pack_task, at, panels, at->first.threads);
     return share(mlp_task, at, at->tasks, at->first.threads);
 }
+
+#define STAR_AT_ONCE 16384
+
+static int star_task(void *about, long index) {
+    const struct star *at = about;
+    long first = index * STAR_AT_ONCE, end = first + STAR_AT_ONCE < at->count ? first + STAR_AT_ONCE : at->count;
+    double *sums = at->sums + 2 * index;
+    sums[0] = sums[1] = 0;
+    for (long part = first; part < end; part += 2048) { /* in single precision only so far */
+        vec squares = {0}, plain = {0};
+        long last = part + 2048 < end ? part + 2048 : end;
+        for (long i = part; i < last; i += LANES) {
+            vec gradient = load_some(at->gradient + i, last - i), kept = load_some(at->kept + i, last - i);
+            vec product = gradient * kept;
+            store_some(at->out + i, product * at->slope, last - i);
+            squares += product * kept, plain += gradient;
+        }
+        sums[0] += sum(squares), sums[1] += sum(plain);
+    }
+    return 0;
+}
+
+static int run_star(struct star *at) { return share(star_task, at, at->tasks, at->threads); }

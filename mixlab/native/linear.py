@@ -12,7 +12,7 @@ from mixlab.native import kernels, pointer
 PANEL = 16
 FEW = 480  # rows up to which a panel of the weight is packed where it is used
 AFTER = ("none", "gelu", "relu", "squared_relu", "silu")
-BESIDE = ("onto", "times_root", "and_gelu", "gelu_slope")  # what has other inputs or outputs
+BESIDE = ("onto", "times_root", "and_gelu", "gelu_slope", "and_relu")  # what has other inputs or outputs
 KINDS = (*AFTER, *BESIDE)
 Then = tuple[float, float]  # a factor and a summand behind the squared ReLU
 AS_IT_IS: Then = (1.0, 0.0)
@@ -20,7 +20,10 @@ AS_IT_IS: Then = (1.0, 0.0)
 
 class LinearAbout(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("left", "right", "bias", "packed", "out", "beside", "aside", "residual", "branch")),
+        *(
+            (name, c_void_p)
+            for name in ("left", "right", "bias", "packed", "out", "beside", "aside", "residual", "branch")
+        ),
         *((name, c_ssize_t) for name in ("left_row", "left_column", "right_row", "out_row")),
         ("rows", c_long),
         ("groups", c_long),
@@ -31,6 +34,30 @@ class LinearAbout(ctypes.Structure):
 
 class MlpAbout(ctypes.Structure):
     _fields_ = (("first", LinearAbout), ("second", LinearAbout), ("tasks", c_long))
+
+
+class StarAbout(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("gradient", "kept", "out", "sums")),
+        *((name, c_long) for name in ("count", "tasks")),
+        ("slope", c_float),
+        ("threads", c_int),
+    )
+
+
+STAR_AT_ONCE = 16384  # as in linear.h
+
+
+def run_star(gradient: Tensor, kept: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
+    """gradient * kept * slope, and the sums of gradient * kept^2 and of gradient; both are contiguous."""
+    found, count = kernels(), gradient.numel()
+    assert found is not None
+    tasks, out = -(-count // STAR_AT_ONCE), torch.empty_like(gradient)
+    sums = torch.empty(tasks, 2, dtype=torch.float64)
+    pointers = (pointer(one) for one in (gradient, kept, out, sums))
+    found.run("star", StarAbout(*pointers, count, tasks, slope, torch.get_num_threads()))
+    squares, plain = sums.sum(0).to(gradient.dtype)
+    return out, squares, plain
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.guards import is_transformed
-from mixlab.ops.linear import linear
+from mixlab.guards import is_many, is_transformed
+from mixlab.native.linear import run_linear, run_star
+from mixlab.ops.linear import is_fast, is_own_product, is_plain_float, linear, needs_gradient, product
 
 
 def star_relu_reference(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -79,6 +80,55 @@ class StarReLUGradient(torch.autograd.Function):
         to_scale = torch.dot(product.reshape(-1), kept.reshape(-1)).view_as(scale)
         to_x = product * (2 * scale) if torch.is_grad_enabled() else product.mul_(2 * scale)
         return to_x, to_scale, gradient.sum().view_as(bias)
+
+
+def linear_star_relu(x: Tensor, weight: Tensor, offset: Tensor | None, scale: Tensor, bias: Tensor) -> Tensor:
+    """StarReLU behind a linear layer, with gradients, for what `may_join_star` allows."""
+    found: Tensor = LinearStarGradient.apply(x, weight, offset, scale, bias)
+    return found
+
+
+def may_join_star(x: Tensor, weight: Tensor, offset: Tensor | None, scale: Tensor, bias: Tensor) -> bool:
+    """Whether our own kernels may compute both, and a gradient is wanted."""
+    if not (torch.is_grad_enabled() and scale.numel() == bias.numel() == 1 and needs_gradient(x, weight)):
+        return False
+    return (
+        is_fast(x, weight, offset)
+        and is_plain_float(scale)
+        and is_plain_float(bias)
+        and is_own_product(x, weight, offset)
+    )
+
+
+class LinearStarGradient(torch.autograd.Function):
+    """scale * relu(x W^T + b)^2 + bias; keeps the ReLU. Its gradients can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, offset: Tensor | None, scale: Tensor, bias: Tensor) -> Tensor:
+        kept, then = x.new_empty(*x.shape[:-1], len(weight)), (scale.item(), bias.item())
+        ctx.save_for_backward(x, weight, offset, scale, bias, kept)
+        return run_linear(x, weight, offset, "and_relu", then, aside=kept)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, offset, scale, bias, kept = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        if torch.is_grad_enabled() or is_many(gradient) or not is_fast(gradient, weight.t()):  # as it is written
+            with torch.enable_grad():
+                inputs = [None if one is None else one.view_as(one) for one in (x, weight, offset, scale, bias)]
+                out = star_relu_reference(F.linear(*inputs[:3]), *inputs[3:])  # type: ignore[arg-type]
+            wanted = [one for one, need in zip(inputs, needed, strict=True) if need]
+            found = iter(torch.autograd.grad(out, wanted, gradient, create_graph=torch.is_grad_enabled()))  # type: ignore[arg-type]
+            return tuple(next(found) if need else None for need in needed)
+        to_hidden, to_scale, to_bias = run_star(gradient.contiguous(), kept, 2 * scale.item())
+        flat = to_hidden.flatten(0, -2)
+        return (
+            product(to_hidden, weight.t()) if needed[0] else None,
+            flat.t() @ x.reshape(-1, x.shape[-1]) if needed[1] else None,
+            flat.sum(0) if needed[2] else None,
+            to_scale.view_as(scale),
+            to_bias.view_as(bias),
+        )
 
 
 def star_relu_linear_reference(x: Tensor, scale: Tensor, bias: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:

@@ -2,8 +2,8 @@
 
 A CPU's library has a fast kernel gradient for kernels of up to three columns only; wider ones go through dense products
 of 16 x 16 channels, of which 15/16 are thrown away. Wide kernels are therefore cut into strips of three columns, and
-kernels of one row are laid down as a column. The convolution itself, also of a gradient, and the kernel gradient are our
-own kernels' where these are faster.
+kernels of one row are laid down as a column. The convolution itself, also of a gradient, and the kernel gradient are
+our own kernels' where these are faster.
 """
 
 from typing import Any
@@ -42,6 +42,12 @@ def runs_natively(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair)
     if not (x.ndim == 4 and centred and weight.shape[2] > 1 and weight.shape[3] in WIDTHS and may_run(x, weight, bias)):
         return False
     return has_lanes() and fits(x.permute(0, 2, 3, 1), weight, bias)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """(B, H, W, C) of (B, C, H, W), with the channels of a pixel side by side."""
+    x = x.permute(0, 2, 3, 1)
+    return x if x.stride(3) == 1 else x.contiguous()
 
 
 def has_lanes() -> bool:
@@ -84,8 +90,7 @@ class Depthwise(torch.autograd.Function):
 def kernel_gradient(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     """The gradient (C, 1, h, w) of a kernel from that of the output: by our own kernel, or strip by strip."""
     if gradient.shape == x.shape and kernel[1] in WIDTHS and has_lanes() and may_run(x, gradient):
-        maps = (x.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1))
-        return taps_gradient(*(one if one.stride(3) == 1 else one.contiguous() for one in maps), kernel, padding)
+        return taps_gradient(channels_last(x), channels_last(gradient), kernel, padding)
     if kernel[0] == 1 < kernel[1]:
         return kernel_gradient(x.mT, gradient.mT, kernel[::-1], padding[::-1]).mT
     strips: list[Tensor] = []

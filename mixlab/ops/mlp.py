@@ -98,7 +98,7 @@ def activate(kept: Tensor, inner: Inner) -> Tensor:
 
 
 def hidden_gradient(gradient: Tensor, back: Tensor, kept: Tensor, inner: Inner) -> tuple[Tensor, Tensor]:
-    """The gradient in front of the activation, and what the second layer took. `back` has the 2 of the square's slope."""
+    """The gradient in front of the activation, and what the second layer took. `back` has the 2 of a square's slope."""
     if inner != "relu" and is_own_product(gradient, back, None):
         active = torch.empty_like(kept) if inner == "gelu" else None
         after = "times_root" if active is None else "gelu_slope"

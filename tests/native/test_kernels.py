@@ -22,7 +22,7 @@ from mixlab.layers import GELU, DepthwiseConv, Mlp
 from mixlab.mixers.mlstm import BACKWARDS, ROWS, Convolution, Mlstm, MlstmOptions, Path, paths
 from mixlab.native import kernels, may_run
 from mixlab.native.depthwise import convolve_and_multiply, convolve_channels, taps_gradient
-from mixlab.native.linear import AFTER, run_linear, run_mlp
+from mixlab.native.linear import AFTER, run_linear, run_mlp, run_star
 from mixlab.native.mlstm import compiled_mlstm
 from mixlab.native.norm import norm_of_product
 from mixlab.native.recurrent import Run, lstm_maps
@@ -175,6 +175,37 @@ def test_norm_of_a_product(lanes: int, tokens: int) -> None:
     near(norm_of_product(one, other, weight, bias, eps=1e-5), expected)
     near(norm_of_product(one, other, None, eps=1e-5), (one * other).double())
     near(norm_of_product(one, None, weight, eps=1e-5), F.layer_norm(one.double(), (32,), weight.double(), None, 1e-5))
+
+
+@pytest.mark.parametrize("rows", [17, 500])  # packed where they are used, and before
+@pytest.mark.parametrize(("depth", "columns"), [(24, 53), (400, 32)])
+def test_linear_layers_with_something_beside(lanes: int, rows: int, depth: int, columns: int) -> None:
+    x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
+    sums = F.linear(x.double(), weight.double(), bias.double())
+    beside, aside = torch.rand(rows, columns), torch.empty(rows, columns)
+    out = torch.empty(rows, columns)
+    assert run_linear(x, weight, bias, "onto", beside=beside, out=out) is out
+    near(out, sums + beside)
+    near(run_linear(x, weight, bias, "times_root", beside=beside), sums * beside.double().sqrt())
+    near(run_linear(x, weight, bias, "and_gelu", aside=aside), sums)
+    near(aside, F.gelu(sums))
+    near(run_linear(x, weight, bias, "and_relu", (0.9, -0.4), aside=aside), 0.9 * F.relu(sums) ** 2 - 0.4)
+    near(aside, F.relu(sums))
+    at = 3 * torch.randn(rows, columns)
+    with torch.enable_grad():
+        where = at.double().requires_grad_()
+        (slope,) = torch.autograd.grad(F.gelu(where).sum(), where)
+    near(run_linear(x, weight.t().contiguous().t(), bias, "gelu_slope", beside=at, aside=aside), sums * slope)
+    near(aside, F.gelu(at.double()))
+
+
+@pytest.mark.parametrize("count", [1, 2047, 40_000])
+def test_back_through_a_star_relu(lanes: int, count: int) -> None:
+    gradient, kept = torch.randn(count), F.relu(torch.randn(count))
+    to_x, squares, plain = run_star(gradient, kept, 1.7)
+    near(to_x, gradient.double() * kept.double() * 1.7)
+    assert abs(float(squares) - float((gradient.double() * kept.double() ** 2).sum())) < 1e-6 * count
+    assert abs(float(plain) - float(gradient.double().sum())) < 1e-6 * count
 
 
 # -- depthwise convolutions ----------------------------------------------------------------------

@@ -1,8 +1,11 @@
 import pytest
 import torch
 
+from mixlab.native import kernels
 from mixlab.ops.activations import (
     squared_relu,
+    linear_star_relu,
+    may_join_star,
     star_relu,
     star_relu_linear,
     star_relu_linear_reference,
@@ -59,3 +62,26 @@ def test_gradients_of_activations_can_be_differentiated_again(what: str) -> None
         assert torch.autograd.gradgradcheck(squared_relu, (x,))
     else:
         assert torch.autograd.gradgradcheck(star_relu, (x, scale, bias))
+
+
+@pytest.mark.skipif(kernels() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("with_offset", [True, False])
+def test_star_relu_behind_a_linear_layer_equals_one_after_the_other(with_offset: bool) -> None:
+    torch.manual_seed(0)
+    plain = [torch.randn(3, 40, 24), torch.randn(37, 24), torch.randn(37), torch.tensor([0.9]), torch.tensor([-0.4])]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [one.to(dtype, copy=True).requires_grad_() for one in plain]
+        x, weight, offset, scale, bias = inputs
+        given = offset if with_offset else None
+        if dtype is torch.float32:
+            assert may_join_star(x, weight, given, scale, bias) == (kernels().lanes == 8)  # type: ignore[union-attr]
+            out = linear_star_relu(x, weight, given, scale, bias)
+        else:
+            out = star_relu_reference(torch.nn.functional.linear(x, weight, given), scale, bias)
+        wanted = [x, weight, *([offset] if with_offset else []), scale, bias]
+        first = torch.autograd.grad(out.sin().sum(), wanted, create_graph=True)
+        once = torch.autograd.grad(out.sin().sum(), wanted, retain_graph=True)
+        found.append([out, *once, *first, *torch.autograd.grad(first[0].square().sum(), wanted[:2])])
+    for single, double in zip(*found, strict=True):
+        torch.testing.assert_close(single, double.float(), rtol=1e-4, atol=1e-5 * float(double.abs().max()))
