@@ -496,24 +496,29 @@ class Residual(nn.Module):
         if tokens.ndim != 3 or not may_run(tokens) or not tokens.is_contiguous() or not suits_own_product(tokens):
             return None
         recipe: Recipe | None = mixer.recipe(tokens, grid)
-        norm = known_norm(branch.norm)
-        if recipe is None or norm is None or norm.weight is None:
+        if recipe is None or type(branch) is not Branch or not are_plain((branch, scaling, *recipe.modules)):
             return None
-        if type(branch) is not Branch or not are_plain((branch, branch.norm, scaling, *recipe.modules)):
-            return None
-        onto = Sum(scaling.residual, scaling.branch)
-        tensors, dim = (norm.weight, norm.bias, *onto, *recipe.tensors), tokens.shape[2]
-        key = (tokens.shape, grid, torch.get_num_threads(), norm.eps, recipe.key)
+        norm, onto, dim = known_norm(branch.norm), Sum(scaling.residual, scaling.branch), tokens.shape[2]
+        if norm is not None and (norm.weight is None or norm.weight.shape != (dim,) or dim % LANES):
+            norm = None  # by itself, in front of the steps
+        tensors = (*((None, None) if norm is None else norm[:2]), *onto, *recipe.tensors)
+        key = (tokens.shape, grid, torch.get_num_threads(), None if norm is None else norm.eps, recipe.key)
         steps = self.plans.find(key, tensors)
         if steps is None:
-            if norm.weight.shape != (dim,) or dim % LANES or not may_point_at(tensors):
+            if not may_point_at(tensors):
                 return None
             steps = Steps(tokens.shape[0] * tokens.shape[1])
-            normed = steps.room(dim)
-            steps.norm(norm, GIVEN, normed)
-            recipe.write(steps, normed, onto)
+            start = GIVEN if norm is None else steps.room(dim)
+            if norm is not None:
+                steps.norm(norm, GIVEN, start)
+            recipe.write(steps, start, onto)
             self.plans.keep(key, tensors, steps.close())
-        return steps.run(tokens, dim)
+        if norm is not None:
+            return steps.run(tokens, tokens)
+        normed = branch.norm(tokens)
+        if may_run(normed) and normed.shape == tokens.shape:
+            return steps.run(normed.contiguous(), tokens)
+        return scaling(tokens, mixer(normed, grid))
 
     def merge(self, tokens: Tensor, update: Tensor) -> Tensor:
         """The residual sum, with the updates of dropped samples masked."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import mixlab
 from mixlab.fused import MOST
 from mixlab.grid import Grid
-from mixlab.layers import Branch, Mlp, Residual, Scaling, StarReLU
+from mixlab.layers import Branch, GlobalNorm, Mlp, Residual, Scaling, StarReLU
 from mixlab.mixers.sepconv import SepConv
 from mixlab.native import kernels
 
@@ -104,6 +104,22 @@ def test_sums_with_and_without_factors(make: Any, grid: Grid, bias: bool, scales
     assert residual.plans.known
 
 
+class Halved(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return 0.5 * tokens.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@pytest.mark.parametrize("make", [sepconv, mlp])
+def test_other_norms_are_called_in_front(make: Any) -> None:
+    torch.manual_seed(4)
+    tokens, grid = torch.randn(2, 20, 20), Grid(4, 5)
+    for norm in (nn.LayerNorm(20), nn.Identity(), GlobalNorm(20, True, 1e-5), Halved()):
+        residual = block(make(20), 20)  # channels that vectors do not divide
+        residual.branches[0].norm = norm
+        assert_same(Called(residual, grid), tokens)
+        assert residual.plans.known
+
+
 def changes() -> dict[str, Any]:
     def in_place(model: nn.Module) -> None:
         for parameter in model.parameters():
@@ -186,7 +202,6 @@ def test_what_steps_are_not_for_goes_layer_by_layer() -> None:
     grid, tokens = Grid(4, 5), torch.randn(1, 20, 24)
     cases = [
         block(sepconv(kernel=3), 24),  # the library's convolution is as fast
-        block(sepconv(20), 20),  # channels that vectors do not divide
         block(sepconv(), 24).double(),
         block(sepconv(), 24).train(),
     ]

@@ -53,6 +53,11 @@ class Shared:
     def __call__(self, *inputs: Any) -> Any:
         return self.module(*inputs)
 
+    def recipe(self, *inputs: Any) -> Any:
+        """The module's own as steps of kernels, if it has one (see `mixlab.fused`)."""
+        own = getattr(self.module, "recipe", None)
+        return None if own is None else own(*inputs)
+
 
 @dataclass(frozen=True)
 class BlockParts:

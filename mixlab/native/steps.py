@@ -25,7 +25,9 @@ LINE = 64  # bytes that rooms begin at multiples of
 
 
 class Place(NamedTuple):
-    """So many bytes behind the start of the input (0), of the output (1), or of the room for what lies between (2)."""
+    """So many bytes behind the start of the input (0), of the output (1), of the room for what lies between (2), or of
+    the stream that the output is added to (3).
+    """
 
     base: int
     bytes: int = 0
@@ -34,7 +36,7 @@ class Place(NamedTuple):
         return Place(self.base, self.bytes + FLOAT * floats)
 
 
-GIVEN, OUT = Place(0), Place(1)
+GIVEN, OUT, STREAM = Place(0), Place(1), Place(3)
 
 
 class Sum(NamedTuple):
@@ -92,11 +94,11 @@ class Steps:
         then: Then = AS_IT_IS,
         onto: Sum | None = None,
     ) -> None:
-        """f(x W^T + b), or the sum of the input of all steps and that."""
+        """f(x W^T + b), or the sum of the stream and that."""
         about = self.describe(weights, after, then, onto)
         places = {"left": x, "out": out}
         if onto is not None:
-            places["beside"] = GIVEN
+            places["beside"] = STREAM
         start = self.add("linear", about, **places)
         if self.rows > FEW:
             self.pack(start, weights)
@@ -106,7 +108,7 @@ class Steps:
         about = MlpAbout(self.describe(first, after, then, None), self.describe(second, "none", AS_IT_IS, onto), 0)
         start = self.add("mlp", about)
         behind = start + MlpAbout.second.offset
-        for offset, name, place in ((start, "left", x), (behind, "out", out), (behind, "beside", GIVEN)):
+        for offset, name, place in ((start, "left", x), (behind, "out", out), (behind, "beside", STREAM)):
             self.point(offset + getattr(LinearAbout, name).offset, place)
         self.pack(behind, second, self.pack(start, first))
 
@@ -205,13 +207,13 @@ class Steps:
             self.point(where, room.at(before))
         return self
 
-    def run(self, x: Tensor, channels: int) -> Tensor:
-        """The output, as many tokens as x, for x (..., in) that is contiguous."""
+    def run(self, x: Tensor, stream: Tensor) -> Tensor:
+        """The output, as large as the stream; both are contiguous."""
         found, text = kernels(), bytearray(self.text)
         assert found is not None
-        out = x.new_empty(*x.shape[:-1], channels)
+        out = torch.empty_like(stream)
         room = x.new_empty(self.floats)
-        bases = (x.data_ptr(), out.data_ptr(), room.data_ptr())
+        bases = (x.data_ptr(), out.data_ptr(), room.data_ptr(), stream.data_ptr())
         for where, base, behind in self.places:
             POINTER.pack_into(text, where, bases[base] + behind)
         found.run_steps(text)
