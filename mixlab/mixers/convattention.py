@@ -1,7 +1,7 @@
 """Conv-attention: factorised attention with convolutional position encodings (CoaT, sections 4.1-4.3)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,8 @@ from mixlab.guards import autocast_dtype, may_overwrite
 from mixlab.layers import DepthwiseConv, is_plain, through
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.modules import Modules
+from mixlab.native import may_run
+from mixlab.native.factor import fits, run_factor
 from mixlab.ops.convattention import depthwise_in_one, factorised_attention
 
 
@@ -85,14 +87,18 @@ class ConvRelativePosition(nn.Module):
 
     def forward(self, mixed: Tensor, query: Tensor, value: Tensor, grid: Grid) -> Tensor:
         """Adds itself to what attention has mixed, in place."""
+        grid.image(mixed).addcmul_(grid.image(query), self.near(value, grid))
+        return mixed
+
+    def near(self, value: Tensor, grid: Grid) -> Tensor:
+        """What the windows see of the values, (B, H*W, C)."""
         image, convs = grid.to_map(value), list(self.convs)
         if may_merge(value, *convs):
             near = depthwise_in_one(image, [conv.weight for conv in convs], [conv.bias for conv in convs])
         else:
             parts = image.split(self.widths, 1)
             near = torch.cat([conv(part) for conv, part in zip(convs, parts, strict=True)], 1)
-        grid.image(mixed).addcmul_(grid.image(query), grid.from_map(near))
-        return mixed
+        return grid.from_map(near)
 
 
 class ConvAttention(Mixer):
@@ -103,9 +109,7 @@ class ConvAttention(Mixer):
     explains = ("query_factor", "key_factor")
     linears = ("qkv", "project")
 
-    def __init__(
-        self, dim: int, heads: int, options: ConvAttentionOptions, relative: Callable[..., Tensor] | None
-    ) -> None:
+    def __init__(self, dim: int, heads: int, options: ConvAttentionOptions, relative: Shared | None) -> None:
         super().__init__()
         self.heads = heads
         self.scaled = options.scaled
@@ -128,11 +132,26 @@ class ConvAttention(Mixer):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, grid: Grid) -> Tensor:
         """Eq. 12; key and value may come from another scale, on this grid."""
+        if self.runs_natively(query, key, value):
+            relative = None if self.relative is None else cast(ConvRelativePosition, self.relative.module)
+            near = None if relative is None else relative.near(value, grid).contiguous()
+            scale = (query.shape[2] // self.heads) ** -0.5 if self.scaled else 1.0
+            mixed = run_factor(query, key, value, self.heads, scale=scale, near=near, prefix=grid.prefix)
+            return through(self.project, mixed)
         settings = {"scaled": self.scaled, "softmax_query": self.softmax_query}
         mixed = factorised_attention(query, key, value, self.heads, **settings)
         if self.relative is not None:
             mixed = self.relative(mixed, query, value, grid)
         return through(self.project, mixed)
+
+    def runs_natively(self, *parts: Tensor) -> bool:
+        """Whether attention and the sum with the encoding are one kernel: nobody looks at the latter's call."""
+        if self.softmax_query or not may_overwrite() or not may_run(*parts) or not fits(*parts):
+            return False
+        if self.relative is None:
+            return True
+        module = getattr(self.relative, "module", None)
+        return type(module) is ConvRelativePosition and is_plain(module)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         """The factors of the attention, each (B, heads, N, head_dim): the map of a query is its row times every key.

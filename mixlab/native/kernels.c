@@ -79,6 +79,7 @@ KERNEL(norm, struct norm)
 KERNEL(depthwise, struct depthwise)
 KERNEL(taps, struct taps)
 KERNEL(star, struct star)
+KERNEL(factor, struct factor)
 
 /* Kernels one behind the other: for each a number and the size of what it is handed, which follows. */
 struct step {

@@ -89,6 +89,17 @@ struct taps {
     int shares, threads;
 };
 
+/* Factorised attention; out = scale query (softmax(key)^T value) + query * near. */
+struct factor {
+    const float *query, *key, *value; /* images x tokens x row: heads side by side */
+    const float *near;                /* images x tokens behind the first `prefix` x channels, or NULL */
+    float *out, *contexts;            /* images x tokens x channels; contexts are the kernel's own */
+    ptrdiff_t query_row, key_row, value_row;
+    long tokens;
+    int images, heads, width, prefix, threads;
+    float scale;
+};
+
 /* Back through s r^2 + b, r at least 0: out = gradient * r * slope, and the sums of gradient * r^2 and of gradient. */
 struct star {
     const float *gradient, *kept; /* kept: r */
@@ -131,4 +142,5 @@ struct kernels {
     int (*depthwise)(struct depthwise *);
     int (*taps)(struct taps *);
     int (*star)(struct star *);
+    int (*factor)(struct factor *);
 };

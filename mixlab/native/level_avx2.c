@@ -12,8 +12,9 @@
 #include "longconv.h"
 #include "depthwise.h"
 #include "taps.h"
+#include "factor.h"
 
 const struct kernels kernels_avx2 = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm,
                                      run_depthwise, run_taps,
-                                     run_star};
+                                     run_star, run_factor};
 #endif

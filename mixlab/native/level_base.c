@@ -10,7 +10,8 @@
 #include "longconv.h"
 #include "depthwise.h"
 #include "taps.h"
+#include "factor.h"
 
 const struct kernels kernels_base = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm,
                                      run_depthwise, run_taps,
-                                     run_star};
+                                     run_star, run_factor};

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.ops.depthwise import convolved
+
 NARROW = 12  # channels of a head up to which all heads share one product, most of which is thrown away
 
 
@@ -48,4 +50,4 @@ def depthwise_in_one(x: Tensor, weights: list[Tensor], biases: list[Tensor | Non
     around = [(size - weight.shape[-1]) // 2 for weight in weights]
     weight = torch.cat([F.pad(one, (edge,) * 4) for one, edge in zip(weights, around, strict=True)])
     known = [bias for bias in biases if bias is not None]
-    return F.conv2d(x, weight, torch.cat(known) if known else None, padding=size // 2, groups=len(weight))
+    return convolved(x, weight, torch.cat(known) if known else None, (size // 2, size // 2))

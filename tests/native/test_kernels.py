@@ -19,14 +19,17 @@ from mixlab import native
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
 from mixlab.layers import GELU, DepthwiseConv, Mlp
+from mixlab.mixers.convattention import ConvAttention
 from mixlab.mixers.mlstm import BACKWARDS, ROWS, Convolution, Mlstm, MlstmOptions, Path, paths
 from mixlab.native import kernels, may_run
 from mixlab.native.depthwise import convolve_and_multiply, convolve_channels, taps_gradient
+from mixlab.native.factor import run_factor
 from mixlab.native.linear import AFTER, run_linear, run_mlp, run_star
 from mixlab.native.mlstm import compiled_mlstm
 from mixlab.native.norm import norm_of_product
 from mixlab.native.recurrent import Run, lstm_maps
 from mixlab.ops import linear, longconv
+from mixlab.ops.convattention import factorised_attention_reference
 from mixlab.ops.linear import FOLLOWING
 from mixlab.ops.longconv import convolve, long_conv_1d, long_conv_2d, prepare_2d
 from mixlab.ops.mlstm import EPS
@@ -320,6 +323,42 @@ def test_gradients_of_taps(lanes: int, grid: tuple[int, int], kernel: tuple[int,
             out = depthwise_exactly(x, weight.requires_grad_(), None, padding)
             (expected,) = torch.autograd.grad(out, weight, gradient.double())
         near(taps_gradient(x, gradient, kernel, padding), expected, 5e-6)
+
+
+# -- factorised attention ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("channels", "heads"), [(152, 8), (64, 8), (20, 1), (6, 3), (40, 2)])
+@pytest.mark.parametrize("tokens", [1, 5, 130])
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_factorised_attention(lanes: int, channels: int, heads: int, tokens: int, prefix: int) -> None:
+    query, key, value = (5 * torch.randn(2, tokens + prefix, 3 * channels)).chunk(3, -1)
+    seen = torch.randn(2, tokens, channels)
+    exact = query.double(), key.double(), value.double()
+    expected = factorised_attention_reference(*exact, heads)
+    scale = (channels // heads) ** -0.5
+    near(run_factor(query, key, value, heads, scale=scale), expected)
+    encoded = expected + F.pad(seen.double(), (0, 0, prefix, 0)) * exact[0]
+    near(run_factor(query, key, value, heads, scale=scale, near=seen, prefix=prefix), encoded)
+
+
+@needs_kernels
+def test_factorised_attention_spreads_what_is_not_a_number() -> None:
+    query, key, value = torch.randn(2, 9, 3 * 24).chunk(3, -1)
+    key[0, 4, 3] = torch.nan
+    broken = run_factor(query, key, value, 3, scale=1.0).isnan()
+    assert broken[0, :, :8].all()
+    assert broken.sum() == 9 * 8
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["coat_tiny", "coat_lite_pico"])
+def test_conv_attention_gives_what_pytorch_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = mixlab.create_model(name).eval(), torch.randn(2, 3, 96, 64)
+    ours = model(x)
+    monkeypatch.setattr(ConvAttention, "runs_natively", lambda *_: False)
+    near(ours, model(x).double(), 1e-5)
 
 
 # -- recurrent steps -----------------------------------------------------------------------------
