@@ -21,13 +21,15 @@ MOST = 4  # image sizes that steps are kept for
 
 class Recipe(NamedTuple):
     """What a mixer's steps are made of: the modules that they stand for, the tensors that they point at, whatever else
-    decides about them, and how they are written down: `write(steps, input, sum)`.
+    decides about them, and how they are written down: `write(steps, input, sum)`. `around`: how tokens are put in order
+    in front of them, and back.
     """
 
     modules: tuple[nn.Module, ...]
     tensors: tuple[Tensor | None, ...]
     key: Hashable
     write: Callable[[Steps, Somewhere, Sum], None]
+    around: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None
 
 
 class Plan:

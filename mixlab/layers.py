@@ -513,12 +513,14 @@ class Residual(nn.Module):
                 steps.norm(norm, GIVEN, start)
             recipe.write(steps, start, onto)
             self.plans.keep(key, tensors, steps.close())
-        if norm is not None:
-            return steps.run(tokens, tokens)
-        normed = branch.norm(tokens)
-        if may_run(normed) and normed.shape == tokens.shape:
-            return steps.run(normed.contiguous(), tokens)
-        return scaling(tokens, mixer(normed, grid))
+        normed = None if norm is not None else branch.norm(tokens)
+        if normed is not None and not (may_run(normed) and normed.shape == tokens.shape):
+            return scaling(tokens, mixer(normed, grid))
+        if recipe.around is None:
+            return steps.run(tokens if normed is None else normed.contiguous(), tokens)
+        there, back = recipe.around
+        stream = there(tokens).contiguous()
+        return back(steps.run(stream if normed is None else there(normed).contiguous(), stream))
 
     def merge(self, tokens: Tensor, update: Tensor) -> Tensor:
         """The residual sum, with the updates of dropped samples masked."""

@@ -221,7 +221,7 @@ class Mlstm(Keeper, Mixer):
         return self.path.restore(linear_for_fusion(self.down, merged), walk)
 
     def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        if type(self) is not Mlstm or self.path not in (ROWS, BACKWARDS) or grid.prefix or self.form != "chunkwise":
+        if type(self) is not Mlstm or grid.prefix or self.form != "chunkwise":
             return None
         layers, conv = (self.up, self.gate, self.down), self.conv
         if not all(type(layer) is nn.Linear for layer in layers) or conv is None or not is_depthwise(conv):
@@ -229,9 +229,12 @@ class Mlstm(Keeper, Mixer):
         packed = self.kept.recall("packed", self.sources()) or self.packed_for(tokens, tokens, grid)
         if packed is None or not is_own_norm(self.norm):
             return None
-        backwards, images, (height, width) = self.path == BACKWARDS, len(tokens), conv.kernel_size
+        backwards, images, (height, width) = self.path.backwards, len(tokens), conv.kernel_size
+        start = self.path._replace(backwards=False)  # kernels walk backwards without turning tokens round
+        walk = Grid(grid.width, grid.height) if start.columns else grid
+        around = (lambda x: start.arrange(x, grid)[0], lambda x: start.restore(x, walk)) if any(start) else None
         up, gate, down, taps, of_norm = *map(weights_of, layers), weights_of(conv), weights_of(self.norm)
-        size = (images, grid.height, grid.width) if height > 1 else (images, 1, grid.image_tokens)
+        size = (images, walk.height, walk.width) if height > 1 else (images, 1, walk.image_tokens)
         padding = (height // 2, width - 1 if self.causal else width // 2)
 
         def write(steps: Steps, x: Place, onto: Sum) -> None:
@@ -244,7 +247,7 @@ class Mlstm(Keeper, Mixer):
             steps.linear(down, gates, OUT, onto=onto)
 
         tensors = (*up, *gate, *down, *taps, *of_norm, self.skip, *packed)
-        return Recipe((self, *layers, conv, self.norm), tensors, (self.chunk, self.norm.eps), write)
+        return Recipe((self, *layers, conv, self.norm), tensors, (self.chunk, self.norm.eps), write, around)
 
     def may_turn(self, tokens: Tensor, grid: Grid) -> bool:
         """Whether tokens can stay as they are, because kernels walk backwards and nobody looks at what layers give."""

@@ -22,11 +22,12 @@ Weights = tuple[Tensor, Tensor | None]
 FLOAT = 4
 POINTER = struct.Struct("P")
 LINE = 64  # bytes that rooms begin at multiples of
+MOST = 2**22  # numbers in all rooms up to which they are one tensor: larger ones would not be kept when they are freed
 
 
 class Place(NamedTuple):
-    """So many bytes behind the start of the input (0), of the output (1), of the room for what lies between (2), or of
-    the stream that the output is added to (3).
+    """So many bytes behind the start of the input (0), of the output (1), of the stream that this is added to (2),
+    or of a room for something in between (3 and on).
     """
 
     base: int
@@ -36,7 +37,8 @@ class Place(NamedTuple):
         return Place(self.base, self.bytes + FLOAT * floats)
 
 
-GIVEN, OUT, STREAM = Place(0), Place(1), Place(3)
+GIVEN, OUT, STREAM = Place(0), Place(1), Place(2)
+ROOMS = 3
 
 
 class Sum(NamedTuple):
@@ -62,7 +64,8 @@ class Steps:
 
     def __init__(self, rows: int) -> None:
         self.rows, self.threads = rows, torch.get_num_threads()
-        self.text, self.floats = bytearray(), 0
+        self.text = bytearray()
+        self.rooms: list[int] = []  # their sizes
         self.places: list[tuple[int, int, int]] = []  # where in the text, of which base, how many bytes behind it
         self.packed: list[tuple[int, int]] = []  # where in the text, how many floats before it in their common room
         self.packed_floats = 0
@@ -74,9 +77,8 @@ class Steps:
         return self.claim(self.rows * channels)
 
     def claim(self, floats: int) -> Place:
-        place = Place(2, FLOAT * self.floats)
-        self.floats += -(-floats * FLOAT // LINE) * LINE // FLOAT
-        return place
+        self.rooms.append(-(-floats * FLOAT // LINE) * LINE // FLOAT)
+        return Place(ROOMS + len(self.rooms) - 1)
 
     def norm(self, norm: Norm, x: Place, out: Place) -> None:
         assert norm.weight is not None
@@ -212,8 +214,11 @@ class Steps:
         found, text = kernels(), bytearray(self.text)
         assert found is not None
         out = torch.empty_like(stream)
-        room = x.new_empty(self.floats)
-        bases = (x.data_ptr(), out.data_ptr(), room.data_ptr(), stream.data_ptr())
+        together = sum(self.rooms) <= MOST
+        rooms = (
+            x.new_empty(sum(self.rooms)).split(self.rooms) if together else [x.new_empty(size) for size in self.rooms]
+        )
+        bases = [one.data_ptr() for one in (x, out, stream, *rooms)]
         for where, base, behind in self.places:
             POINTER.pack_into(text, where, bases[base] + behind)
         found.run_steps(text)
