@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from mixlab.choices import Choice, Registry
-from mixlab.fused import Plans, Recipe, are_plain, is_alone, may_point_at
+from mixlab.fused import Plans, Recipe, are_plain, is_alone, is_chain, may_point_at
 from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.native import may_run
@@ -87,9 +86,7 @@ class PackedLinear(nn.Linear):
 
 def is_plain(module: nn.Module) -> bool:
     """Whether nobody listens to or changes a module's call: hooks, pruning, another forward."""
-    forward = module._forward_hooks or module._forward_pre_hooks
-    backward = module._backward_hooks or module._backward_pre_hooks
-    return not (forward or backward or "forward" in vars(module) or _has_any_global_hook())
+    return are_plain((module,))
 
 
 def linear_for_fusion(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -346,7 +343,8 @@ class Mlp(nn.Module):
             steps.linear(first, x, hidden, act.after, then)
             steps.linear(second, hidden, OUT, onto=onto)
 
-        return Recipe((self, *layers), (*first, *second), (act.after, then), write)
+        fits = is_chain(tokens.shape[2], first, second)
+        return Recipe((self, *layers), (*first, *second), (act.after, then), write, fits=fits)
 
     def is_fast(self, tokens: Tensor) -> bool:
         if not (is_own(self.fc1) and is_own(self.fc2)):
@@ -487,16 +485,21 @@ class Residual(nn.Module):
             return self.forward_kept(tokens, grid)
         return self.merge(tokens, self.update(tokens, grid))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"plans": Plans(), **state})
+
     def fused(self, tokens: Tensor, grid: Grid) -> Tensor | None:
         """The same as kernels in one call, where these know every part."""
         branch, scaling = self.branches[0], self.scaling
+        if type(self) is not Residual or len(self.branches) != 1 or type(branch) is not Branch:
+            return None
         mixer = branch.mixer
-        if not hasattr(mixer, "recipe") or len(self.branches) != 1 or type(scaling) is not Scaling:
+        if not hasattr(type(mixer), "recipe") or type(scaling) is not Scaling:
             return None
         if tokens.ndim != 3 or not may_run(tokens) or not tokens.is_contiguous() or not suits_own_product(tokens):
             return None
-        recipe: Recipe | None = mixer.recipe(tokens, grid)
-        if recipe is None or type(branch) is not Branch or not are_plain((branch, scaling, *recipe.modules)):
+        recipe: Recipe | None = mixer.recipe(tokens, grid)  # type: ignore[attr-defined]
+        if recipe is None or not are_plain((branch, scaling, *recipe.modules)):
             return None
         norm, onto, dim = known_norm(branch.norm), Sum(scaling.residual, scaling.branch), tokens.shape[2]
         if norm is not None and (norm.weight is None or norm.weight.shape != (dim,) or dim % LANES):
@@ -505,7 +508,9 @@ class Residual(nn.Module):
         key = (tokens.shape, grid, torch.get_num_threads(), None if norm is None else norm.eps, recipe.key)
         steps = self.plans.find(key, tensors)
         if steps is None:
-            if not may_point_at(tensors):
+            vectors = (None if norm is None else norm.bias, *onto)
+            fits = all(one is None or one.shape == (dim,) for one in vectors) and may_point_at(tensors)
+            if not (fits and recipe.fits and tokens.shape[1] == grid.tokens):
                 return None
             steps = Steps(tokens.shape[0] * tokens.shape[1])
             start = GIVEN if norm is None else steps.room(dim)

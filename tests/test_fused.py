@@ -13,6 +13,7 @@ import mixlab
 from mixlab.fused import MOST
 from mixlab.grid import Grid
 from mixlab.layers import Branch, GlobalNorm, Mlp, Residual, Scaling, StarReLU
+from mixlab.mixers.mlstm import BACKWARDS, COLUMNS, ROWS
 from mixlab.mixers.sepconv import SepConv
 from mixlab.native import kernels
 
@@ -262,7 +263,89 @@ def test_only_the_last_sizes_are_kept() -> None:
     with torch.inference_mode():
         for side in range(4, 4 + 2 * MOST):
             residual(torch.randn(1, side * side, 24), Grid(side, side))
-    assert [key[1] for key in residual.plans.known] == [Grid(side, side) for side in range(3 + 2 * MOST, 3 + MOST, -1)]  # type: ignore[index]
+    assert sides(residual) == list(range(4 + MOST, 4 + 2 * MOST))
+    with torch.inference_mode():
+        residual(torch.randn(1, (4 + MOST) ** 2, 24), Grid(4 + MOST, 4 + MOST))
+    assert sides(residual) == [*range(5 + MOST, 4 + 2 * MOST), 4 + MOST]
+
+
+def sides(residual: Residual) -> list[int]:
+    return [key[1].height for key in residual.plans.known]  # type: ignore[index]
+
+
+class Wrapped(nn.Module):
+    """Hands everything on but its own forward."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def forward(self, *inputs: Any) -> Tensor:
+        output: Tensor = 3 * self.module(*inputs)
+        return output
+
+
+def test_wrappers_and_other_residuals_are_called() -> None:
+    class Thrice(Residual):
+        def update(self, tokens: Tensor, grid: Grid) -> Tensor:
+            return 3 * super().update(tokens, grid)
+
+    torch.manual_seed(5)
+    residual, tokens, grid = block(mlp(), 24), torch.randn(1, 20, 24), Grid(4, 5)
+    branch = residual.branches[0]
+    with torch.inference_mode():
+        wanted = tokens + 3 * (residual(tokens, grid) - tokens)
+        branch.mixer = Wrapped(branch.mixer)  # type: ignore[arg-type]
+        torch.testing.assert_close(residual(tokens, grid), wanted)
+        branch.mixer = branch.mixer.module
+        residual.branches[0] = Wrapped(branch)
+        torch.testing.assert_close(residual(tokens, grid), wanted)
+        residual.branches[0] = branch
+        residual.__class__ = Thrice
+        torch.testing.assert_close(residual(tokens, grid), wanted)
+
+
+def test_what_does_not_belong_together_is_left_to_pytorch() -> None:
+    torch.manual_seed(6)
+    tokens = torch.randn(1, 25, 24)
+    with torch.inference_mode():
+        for grid in (Grid(5, 6), Grid(4, 5)):
+            with pytest.raises(RuntimeError):
+                block(sepconv(), 24)(tokens, grid)
+        other = block(mlp(), 24)
+        other.branches[0].norm = nn.Identity()
+        with pytest.raises(RuntimeError):
+            other(torch.randn(1, 20, 16), Grid(4, 5))
+        other.branches[0].mixer.fc2 = nn.Linear(40, 24)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError):
+            other(torch.randn(1, 20, 24), Grid(4, 5))
+    single = block(mlp(), 24, scaling=Scaling(24, None, 0.5))
+    single.scaling.branch = nn.Parameter(torch.tensor([0.5]))
+    assert_same(Called(single, Grid(5, 5)), tokens)
+
+
+def test_another_way_is_seen() -> None:
+    model, x = build("vil_pico"), torch.randn(1, 3, 64, 96)
+    for path in (BACKWARDS, COLUMNS, ROWS):
+        with torch.inference_mode():
+            model(x)
+        residuals(model)[0].branches[0].mixer.path = path  # type: ignore[attr-defined]
+        assert_same(model, x)
+
+
+def test_a_residual_that_was_pickled_without_steps_gets_them() -> None:
+    residual = block(mlp(), 24)
+    del residual.plans
+    other = pickle.loads(pickle.dumps(residual))
+    with torch.inference_mode():
+        other(torch.randn(1, 20, 24), Grid(4, 5))
+    assert other.plans.known
 
 
 def test_threads_share_a_model() -> None:

@@ -55,8 +55,8 @@ class Shared:
 
     def recipe(self, *inputs: Any) -> Any:
         """The module's own as steps of kernels, if it has one (see `mixlab.fused`)."""
-        own = getattr(self.module, "recipe", None)
-        return None if own is None else own(*inputs)
+        own = getattr(type(self.module), "recipe", None)  # a wrapper may hand on what it does not do itself
+        return None if own is None else own(self.module, *inputs)
 
 
 @dataclass(frozen=True)

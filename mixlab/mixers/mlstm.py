@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.errors import require
-from mixlab.fused import Recipe
+from mixlab.fused import Recipe, has_taps, is_chain
 from mixlab.grid import Grid
 from mixlab.guards import is_exported, is_transformed, without_autocast
 from mixlab.kept import Keeper, Kept, may_keep
@@ -247,7 +247,12 @@ class Mlstm(Keeper, Mixer):
             steps.linear(down, gates, OUT, onto=onto)
 
         tensors = (*up, *gate, *down, *taps, *of_norm, self.skip, *packed)
-        return Recipe((self, *layers, conv, self.norm), tensors, (self.chunk, self.norm.eps), write, around)
+        inner = len(self.skip)
+        fits = is_chain(tokens.shape[2], up, down) and gate[0].shape == up[0].shape and has_taps(inner, *taps)
+        fits = fits and is_chain(tokens.shape[2], gate, keeps=False) and len(up[0]) == inner
+        fits = fits and all(one is None or one.shape == (inner,) for one in of_norm)
+        key = (self.chunk, self.norm.eps, self.path, self.causal, self.heads)
+        return Recipe((self, *layers, conv, self.norm), tensors, key, write, fits, around)
 
     def may_turn(self, tokens: Tensor, grid: Grid) -> bool:
         """Whether tokens can stay as they are, because kernels walk backwards and nobody looks at what layers give."""

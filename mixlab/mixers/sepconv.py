@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from mixlab.errors import ConfigError, require
-from mixlab.fused import Recipe
+from mixlab.fused import Recipe, has_taps, is_chain
 from mixlab.grid import Grid
 from mixlab.layers import Activation, ActivationChoice, DepthwiseConv, activation, is_depthwise, through, weights_of
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
@@ -67,7 +67,8 @@ class SepConv(Mixer):
             steps.depthwise(taps, size, (conv.kernel_size[0] // 2, conv.kernel_size[1] // 2), hidden, convolved)
             steps.linear(second, convolved, OUT, onto=onto)
 
-        return Recipe((self, *layers, conv), (*first, *taps, *second), (act.after, then), write)
+        fits = is_chain(tokens.shape[2], first, second) and has_taps(len(first[0]), *taps)
+        return Recipe((self, *layers, conv), (*first, *taps, *second), (act.after, then), write, fits)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         return {"kernels": self.depthwise.weight.detach().squeeze(1).clone()}  # (hidden, kernel, kernel)

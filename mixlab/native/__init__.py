@@ -1,8 +1,8 @@
 """Kernels in C for what PyTorch has no fast operator for: recurrent steps, the matrix memory, global convolutions.
 
-They serve inference in float32 on a CPU and compute what the references in `mixlab.ops` compute. An installer builds
-them where it finds a compiler of the GNU kind; without them, or with `MIXLAB_NATIVE=0`, PyTorch does the same slower.
-Threads are PyTorch's own.
+They serve inference in float32 on a CPU, some of them training, and compute what the references in `mixlab.ops`
+compute. An installer builds them where it finds a compiler of the GNU kind; without them, or with `MIXLAB_NATIVE=0`,
+PyTorch does the same slower. Threads are PyTorch's own.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mixlab.guards import is_transformed
 
+NAMES = ("steps", "same", "linear", "mlp", "lstm", "mlstm", "longconv", "norm", "depthwise", "taps", "star", "factor")
 VARIABLE = "MIXLAB_NATIVE"  # 0: none; 4, 8 or 16: vectors of so many numbers at most
 
 
@@ -26,8 +27,9 @@ class Kernels:
 
     def __init__(self, path: str, most_lanes: int, crew: object) -> None:
         self.library = ctypes.CDLL(path)
-        if not hasattr(self.library, "mixlab_steps"):
+        if not all(hasattr(self.library, f"mixlab_{name}") for name in NAMES):
             warnings.warn(f"{path} was built from older sources and is not used: install Mixlab again.", stacklevel=2)
+            raise AttributeError(f"{path} lacks kernels")
         self.library.mixlab_use_crew(crew)
         self.lanes = int(self.library.mixlab_choose(most_lanes))
         self.compare, self.steps = self.library.mixlab_same, self.library.mixlab_steps

@@ -65,7 +65,8 @@ class MlpGradient(torch.autograd.Function):
         for hidden in kept:
             here = slice(start, start := start + len(hidden))
             if not any(needed[:3]):
-                sums[2] = add_product(sums[2], gradient[here], activate(hidden, ctx.inner))
+                if needed[3]:
+                    sums[2] = add_product(sums[2], gradient[here], activate(hidden, ctx.inner))
                 continue
             to_hidden, active = hidden_gradient(gradient[here], back, hidden, ctx.inner)
             if needed[3]:
