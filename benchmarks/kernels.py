@@ -8,13 +8,18 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+import mixlab
 from mixlab.grid import Grid
 from mixlab.mixers.mlstm import ROWS, Mlstm, MlstmOptions
 from mixlab.mixers.recurrent import Recurrent2d, RecurrentLayer
 from mixlab.native import kernels
-from mixlab.native.depthwise import convolve_channels
+from mixlab.native.depthwise import convolve_channels, taps_gradient
+from mixlab.native.factor import run_factor
 from mixlab.native.linear import run_linear
+from mixlab.ops.convattention import factorised_attention
+from mixlab.ops.depthwise import strip_gradient, strip_starts
 from mixlab.ops.longconv import convolve, prepare_1d, prepare_2d
 
 ROUNDS = 30
@@ -91,6 +96,53 @@ def depthwise_convolutions() -> None:
             tell(f"{kernel} x {kernel} over {batch} x {side} x {side} x {channels}", in_turn(runs))
 
 
+def depthwise_gradients() -> None:
+    for side, channels, kernel in DEPTHWISE:
+        x, gradient = (torch.randn(8, side, side, channels) for _ in range(2))
+        maps, around = [one.permute(0, 3, 1, 2) for one in (x, gradient)], (kernel // 2, kernel // 2)
+        runs: dict[str, Callable[[], object]] = {
+            "kernel": lambda x=x, g=gradient, k=kernel, p=around: taps_gradient(x, g, (k, k), p),
+            "strips of oneDNN's": lambda m=maps, k=kernel, p=around: [
+                strip_gradient(*m, (k, 3), p, start) for start in strip_starts(k)
+            ],
+        }
+        tell(f"its kernels' gradient, {kernel} x {kernel}, 8 x {side} x {side} x {channels}", in_turn(runs))
+
+
+def factorised_attentions() -> None:
+    for batch in (1, 8):
+        for tokens, channels in ((3137, 152), (785, 152), (3137, 64), (785, 128), (197, 320)):
+            query, key, value = torch.randn(batch, tokens, 3 * channels).chunk(3, -1)
+            near = torch.randn(batch, tokens - 1, channels)
+
+            def plain(q: Tensor = query, k: Tensor = key, v: Tensor = value, near: Tensor = near) -> Tensor:
+                mixed = factorised_attention(q, k, v, 8)
+                mixed[:, 1:].addcmul_(q[:, 1:], near)
+                return mixed
+
+            about = {"scale": (channels // 8) ** -0.5, "near": near, "prefix": 1}
+            runs: dict[str, Callable[[], object]] = {
+                "kernel": lambda parts=(query, key, value), a=about: run_factor(*parts, 8, **a),
+                "PyTorch": plain,
+            }
+            tell(f"factorised attention {batch} x {tokens} x {channels}", in_turn(runs))
+
+
+def branches_in_one_call() -> None:
+    """A block of each family for one image, as steps and layer by layer."""
+    for name, side in (("vil_tiny", 14), ("vil_tiny", 28), ("convformer_s18", 56), ("convformer_s18", 14)):
+        model = mixlab.create_model(name).eval()
+        residual = model.stages[0 if side != 14 or name == "vil_tiny" else 2].blocks[0].token
+        dim = residual.branches[0].norm.weight.numel()
+        tokens, grid = torch.randn(1, side * side, dim), Grid(side, side)
+        assert residual.fused(tokens, grid) is not None
+        runs: dict[str, Callable[[], object]] = {
+            "one call": lambda r=residual, x=tokens, g=grid: r(x, g),
+            "layer by layer": lambda r=residual, x=tokens, g=grid: r.merge(x, r.update(x, g)),
+        }
+        tell(f"branch of {name}, {side * side} tokens of {dim}", in_turn(runs))
+
+
 def lstm_layers() -> None:
     for batch in (1, 8):
         for side, dim in ((32, 192), (16, 384)):
@@ -129,8 +181,11 @@ def main() -> None:
         linear_layers()
         long_convolutions()
         depthwise_convolutions()
+        depthwise_gradients()
+        factorised_attentions()
         lstm_layers()
         matrix_memories()
+        branches_in_one_call()
 
 
 if __name__ == "__main__":
