@@ -50,7 +50,7 @@ def test_truncating_nothing_changes_nothing(kind: str) -> None:
     with torch.no_grad():
         before = model(IMAGE)
         with truncated(model, 1.0):  # the branch goes layer by layer then, which rounds in another order
-            torch.testing.assert_close(model(IMAGE), before, rtol=0, atol=1e-5)
+            torch.testing.assert_close(model(IMAGE), before, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KERNEL_MODELS)
