@@ -1,9 +1,11 @@
 """A residual branch as one call of kernels: norm, mixer and sum, for inference on a CPU.
 
-A mixer that can be written down as steps of `mixlab.native.steps` says so by a `recipe`. Steps are kept while every
-tensor that they point at lies where it lay.
+A mixer that can be written down as steps of `mixlab.native.steps` says so by a `recipe`. Steps are kept while the
+modules are as they were and every tensor lies where it lay.
 """
 
+import itertools
+import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,43 +13,92 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from mixlab.kept import Place
 from mixlab.native import may_run
-from mixlab.native.steps import Place as Somewhere
-from mixlab.native.steps import Steps, Sum
+from mixlab.native.steps import Place, Steps, Sum
 
 MOST = 4  # image sizes that steps are kept for, those that were used last
 
 
 class Recipe(NamedTuple):
-    """What a mixer's steps are made of: the modules that they stand for, the tensors that they point at, whatever else
-    decides about them, and how they are written down: `write(steps, input, sum)`. `fits`: whether the tensors belong
-    together. `around`: how tokens are put in order in front of the steps, and back.
+    """What a mixer's steps are made of: the modules that they stand for, the parameters that they point at, and how they
+    are written down: `write(steps, input, sum)`. `fits`: whether the tensors belong together. `around`: how tokens are
+    put in order in front of the steps, and back. `made`: tensors that steps point at and that were made from parameters.
+    `holds`: whether these, and numbers that steps were given, are as they were.
     """
 
     modules: tuple[nn.Module, ...]
     tensors: tuple[Tensor | None, ...]
-    key: Hashable
-    write: Callable[[Steps, Somewhere, Sum], None]
+    write: Callable[[Steps, Place, Sum], None]
     fits: bool
     around: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None
+    made: tuple[Tensor | None, ...] = ()
+    holds: Callable[[], bool] | None = None
 
 
-class Plan:
-    """Steps and where the tensors lay that they point at."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+Placed = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
-    def __init__(self, steps: Steps, tensors: Sequence[Tensor | None]) -> None:
-        self.steps = steps
-        self.places = [None if one is None else Place(one) for one in tensors]
 
-    def holds(self, tensors: Sequence[Tensor | None]) -> bool:
-        for place, tensor in zip(self.places, tensors, strict=True):
-            if tensor is None or place is None:
-                if tensor is not None or place is not None:
-                    return False
-            elif not place.holds(tensor):
-                return False
-        return True
+class Guard:
+    """Modules, all that they hold, and where their tensors lie, as they were when steps were written down. In front of
+    every branch it is asked whether that is still so, hence all at once instead of one by one.
+
+    It keeps what it watches alive, so it must not watch whoever keeps it.
+    """
+
+    def __init__(
+        self, whole: Sequence[nn.Module], alone: Sequence[nn.Module], others: Sequence[dict[str, Any]]
+    ) -> None:
+        """Modules with all that is inside, modules without that, none of them with hooks, and other attributes."""
+        inside = [child for module in whole for child in module.modules()]
+        self.modules = list(dict.fromkeys([*alone, *inside]))
+        self.kinds = [type(module) for module in self.modules]
+        owns = [module.__dict__ for module in self.modules]
+        parts = [own[name] for own in owns for name in ("_parameters", "_buffers")]
+        self.hooks = [module.__dict__[name] for module in (*whole, *alone) for name in HOOKS]
+        self.dicts = [*others, *owns, *(own["_modules"] for own in owns), *parts]
+        self.lengths = [len(one) for one in self.dicts]
+        self.values = [value for one in self.dicts for value in one.values()]
+        self.tensors: list[Tensor] = [one for part in parts for one in part.values() if one is not None]
+        self.places = self.placed()
+
+    def watches(self, tensors: Sequence[Tensor | None]) -> bool:
+        known = set(map(id, self.tensors))
+        return all(one is None or id(one) in known for one in tensors)
+
+    def placed(self) -> list[Placed]:
+        return [(one.data_ptr(), one.dtype, one.shape, one.stride()) for one in self.tensors]
+
+    def holds(self) -> bool:
+        if any(self.hooks) or _has_any_global_hook() or [len(one) for one in self.dicts] != self.lengths:
+            return False
+        now = itertools.chain.from_iterable([one.values() for one in self.dicts])
+        if not all(map(operator.is_, now, self.values)):
+            return False
+        return [type(module) for module in self.modules] == self.kinds and self.placed() == self.places
+
+
+class Plan(NamedTuple):
+    """Steps, what they stand for, and a norm that has to be called in front of them."""
+
+    steps: Steps
+    guard: Guard
+    recipe: Recipe
+    norm: nn.Module | None
+
+    def holds(self) -> bool:
+        return self.guard.holds() and (self.recipe.holds is None or self.recipe.holds())
+
+    def run(self, tokens: Tensor) -> Tensor | None:
+        """The sum of tokens and the branch; None if the norm gives something that steps are not for."""
+        normed = None if self.norm is None else self.norm(tokens)
+        if normed is not None and not (may_run(normed) and normed.shape == tokens.shape):
+            return None
+        if self.recipe.around is None:
+            return self.steps.run(tokens if normed is None else normed.contiguous(), tokens)
+        there, back = self.recipe.around
+        stream = there(tokens).contiguous()
+        return back(self.steps.run(stream if normed is None else there(normed).contiguous(), stream))
 
 
 class Plans:
@@ -56,17 +107,20 @@ class Plans:
     def __init__(self) -> None:
         self.known: dict[Hashable, Plan] = {}
 
-    def find(self, key: Hashable, tensors: Sequence[Tensor | None]) -> Steps | None:
+    def find(self, key: Hashable) -> Plan | None:
         plan = self.known.get(key)
-        if plan is None or not plan.holds(tensors):
+        if plan is None:
+            return None
+        if not plan.holds():
+            self.known = {}  # nor do those of other sizes, which would keep alive what nobody uses
             return None
         if next(reversed(self.known)) != key:  # used last: to the end
             self.known = {**{other: one for other, one in self.known.items() if other != key}, key: plan}
-        return plan.steps
+        return plan
 
-    def keep(self, key: Hashable, tensors: Sequence[Tensor | None], steps: Steps) -> None:
-        others = [(other, plan) for other, plan in self.known.items() if other != key]
-        self.known = dict([*others[1 - MOST :], (key, Plan(steps, tensors))])  # at once: other threads may be reading
+    def keep(self, key: Hashable, plan: Plan) -> None:
+        others = [(other, one) for other, one in self.known.items() if other != key]
+        self.known = dict([*others[1 - MOST :], (key, plan)])  # at once: other threads may be reading
 
     def __deepcopy__(self, memo: object) -> "Plans":
         return Plans()

@@ -47,6 +47,11 @@ class Kept(Generic[T]):
         known = entry is not None and entry.key == key and entry.sources.are_as_they_were(sources)
         return entry.value if entry is not None and known else None
 
+    def still_has(self, value: T) -> bool:
+        """Whether this is kept, and what it was made from, which lies where it lay, is as it was."""
+        entry = self.entry
+        return entry is not None and entry.value is value and entry.sources.memory_is_same()
+
     def drop(self) -> None:
         self.entry = None
 
@@ -99,6 +104,10 @@ class Watched:
         if not all(place.holds(source) for place, source in zip(self.places, sources, strict=True)):
             return False
         return self.memory.is_same()
+
+    def memory_is_same(self) -> bool:
+        """The same where it is known that they are the same tensors in the same place."""
+        return self.memory is not None and self.memory.is_same()
 
 
 class Place:

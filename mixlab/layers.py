@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.choices import Choice, Registry
-from mixlab.fused import Plans, Recipe, are_plain, is_alone, is_chain, may_point_at
+from mixlab.fused import Guard, Plan, Plans, Recipe, are_plain, is_alone, is_chain, may_point_at
 from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.native import may_run
@@ -344,7 +344,7 @@ class Mlp(nn.Module):
             steps.linear(second, hidden, OUT, onto=onto)
 
         fits = is_chain(tokens.shape[2], first, second)
-        return Recipe((self, *layers), (*first, *second), (act.after, then), write, fits=fits)
+        return Recipe((self, *layers), (*first, *second), write, fits, holds=lambda: act.then() == then)
 
     def is_fast(self, tokens: Tensor) -> bool:
         if not (is_own(self.fc1) and is_own(self.fc2)):
@@ -490,42 +490,44 @@ class Residual(nn.Module):
 
     def fused(self, tokens: Tensor, grid: Grid) -> Tensor | None:
         """The same as kernels in one call, where these know every part."""
-        branch, scaling = self.branches[0], self.scaling
+        if tokens.ndim != 3 or not may_run(tokens) or not tokens.is_contiguous() or not suits_own_product(tokens):
+            return None
+        key = (tokens.shape, grid, torch.get_num_threads())
+        plan = self.plans.find(key) if type(self) is Residual else None
+        if plan is None:
+            plan = self.plan(tokens, grid)
+            if plan is None:
+                return None
+            self.plans.keep(key, plan)
+        return plan.run(tokens)
+
+    def plan(self, tokens: Tensor, grid: Grid) -> Plan | None:
+        branch, scaling, dim = self.branches[0], self.scaling, tokens.shape[2]
         if type(self) is not Residual or len(self.branches) != 1 or type(branch) is not Branch:
             return None
         mixer = branch.mixer
         if not hasattr(type(mixer), "recipe") or type(scaling) is not Scaling:
             return None
-        if tokens.ndim != 3 or not may_run(tokens) or not tokens.is_contiguous() or not suits_own_product(tokens):
-            return None
         recipe: Recipe | None = mixer.recipe(tokens, grid)  # type: ignore[attr-defined]
         if recipe is None or not are_plain((branch, scaling, *recipe.modules)):
             return None
-        norm, onto, dim = known_norm(branch.norm), Sum(scaling.residual, scaling.branch), tokens.shape[2]
+        norm, onto = known_norm(branch.norm), Sum(scaling.residual, scaling.branch)
         if norm is not None and (norm.weight is None or norm.weight.shape != (dim,) or dim % LANES):
             norm = None  # by itself, in front of the steps
-        tensors = (*((None, None) if norm is None else norm[:2]), *onto, *recipe.tensors)
-        key = (tokens.shape, grid, torch.get_num_threads(), None if norm is None else norm.eps, recipe.key)
-        steps = self.plans.find(key, tensors)
-        if steps is None:
-            vectors = (None if norm is None else norm.bias, *onto)
-            fits = all(one is None or one.shape == (dim,) for one in vectors) and may_point_at(tensors)
-            if not (fits and recipe.fits and tokens.shape[1] == grid.tokens):
-                return None
-            steps = Steps(tokens.shape[0] * tokens.shape[1])
-            start = GIVEN if norm is None else steps.room(dim)
-            if norm is not None:
-                steps.norm(norm, GIVEN, start)
-            recipe.write(steps, start, onto)
-            self.plans.keep(key, tensors, steps.close())
-        normed = None if norm is not None else branch.norm(tokens)
-        if normed is not None and not (may_run(normed) and normed.shape == tokens.shape):
-            return scaling(tokens, mixer(normed, grid))
-        if recipe.around is None:
-            return steps.run(tokens if normed is None else normed.contiguous(), tokens)
-        there, back = recipe.around
-        stream = there(tokens).contiguous()
-        return back(steps.run(stream if normed is None else there(normed).contiguous(), stream))
+        vectors = (None if norm is None else norm.bias, *onto)
+        tensors = (*recipe.tensors, *onto, *((None, None) if norm is None else norm[:2]))
+        whole = (scaling, *recipe.modules, *(() if norm is None else (branch.norm,)))
+        others = (self._modules, *(() if isinstance(mixer, nn.Module) else (vars(mixer),)))
+        guard = Guard(whole, (self.branches, branch), others)
+        fits = all(one is None or one.shape == (dim,) for one in vectors) and may_point_at((*tensors, *recipe.made))
+        if not (fits and recipe.fits and tokens.shape[1] == grid.tokens and guard.watches(tensors)):
+            return None
+        steps = Steps(tokens.shape[0] * tokens.shape[1])
+        start = GIVEN if norm is None else steps.room(dim)
+        if norm is not None:
+            steps.norm(norm, GIVEN, start)
+        recipe.write(steps, start, onto)
+        return Plan(steps.close(), guard, recipe, branch.norm if norm is None else None)
 
     def merge(self, tokens: Tensor, update: Tensor) -> Tensor:
         """The residual sum, with the updates of dropped samples masked."""

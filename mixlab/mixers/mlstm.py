@@ -226,8 +226,8 @@ class Mlstm(Keeper, Mixer):
         layers, conv = (self.up, self.gate, self.down), self.conv
         if not all(type(layer) is nn.Linear for layer in layers) or conv is None or not is_depthwise(conv):
             return None
-        packed = self.kept.recall("packed", self.sources()) or self.packed_for(tokens, tokens, grid)
-        if packed is None or not is_own_norm(self.norm):
+        packed = self.packed_for(tokens, tokens, grid)
+        if packed is None or not all(type(one) is nn.Parameter for one in self.sources()):
             return None
         backwards, images, (height, width) = self.path.backwards, len(tokens), conv.kernel_size
         start = self.path._replace(backwards=False)  # kernels walk backwards without turning tokens round
@@ -246,13 +246,13 @@ class Mlstm(Keeper, Mixer):
             steps.mlstm(cell, images, source, values, gates, gates)
             steps.linear(down, gates, OUT, onto=onto)
 
-        tensors = (*up, *gate, *down, *taps, *of_norm, self.skip, *packed)
+        tensors = (*up, *gate, *down, *taps, *of_norm, self.skip)
         inner = len(self.skip)
         fits = is_chain(tokens.shape[2], up, down) and gate[0].shape == up[0].shape and has_taps(inner, *taps)
         fits = fits and is_chain(tokens.shape[2], gate, keeps=False) and len(up[0]) == inner
         fits = fits and all(one is None or one.shape == (inner,) for one in of_norm)
-        key = (self.chunk, self.norm.eps, self.path, self.causal, self.heads)
-        return Recipe((self, *layers, conv, self.norm), tensors, key, write, fits, around)
+        modules = (self, *layers, conv, self.norm)
+        return Recipe(modules, tensors, write, fits, around, packed, holds=lambda: self.kept.still_has(packed))
 
     def may_turn(self, tokens: Tensor, grid: Grid) -> bool:
         """Whether tokens can stay as they are, because kernels walk backwards and nobody looks at what layers give."""

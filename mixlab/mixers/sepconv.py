@@ -68,7 +68,8 @@ class SepConv(Mixer):
             steps.linear(second, convolved, OUT, onto=onto)
 
         fits = is_chain(tokens.shape[2], first, second) and has_taps(len(first[0]), *taps)
-        return Recipe((self, *layers, conv), (*first, *taps, *second), (act.after, then), write, fits)
+        tensors = (*first, *taps, *second)
+        return Recipe((self, *layers, conv), tensors, write, fits, holds=lambda: act.then() == then)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         return {"kernels": self.depthwise.weight.detach().squeeze(1).clone()}  # (hidden, kernel, kernel)

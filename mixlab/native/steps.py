@@ -5,6 +5,7 @@ pointed at, so whoever keeps steps sees to it that these stay where they are.
 """
 
 import ctypes
+import itertools
 import struct
 from typing import NamedTuple
 
@@ -69,6 +70,7 @@ class Steps:
         self.places: list[tuple[int, int, int]] = []  # where in the text, of which base, how many bytes behind it
         self.packed: list[tuple[int, int]] = []  # where in the text, how many floats before it in their common room
         self.packed_floats = 0
+        self.starts: list[int] = []  # of the rooms in their common one, and its end
 
     # -- what is done ----------------------------------------------------------------------------
 
@@ -207,6 +209,7 @@ class Steps:
         room = self.claim(self.packed_floats)
         for where, before in self.packed:
             self.point(where, room.at(before))
+        self.starts = [0, *itertools.accumulate(self.rooms)]
         return self
 
     def run(self, x: Tensor, stream: Tensor) -> Tensor:
@@ -214,11 +217,14 @@ class Steps:
         found, text = kernels(), bytearray(self.text)
         assert found is not None
         out = torch.empty_like(stream)
-        together = sum(self.rooms) <= MOST
-        rooms = (
-            x.new_empty(sum(self.rooms)).split(self.rooms) if together else [x.new_empty(size) for size in self.rooms]
-        )
-        bases = [one.data_ptr() for one in (x, out, stream, *rooms)]
+        bases = [x.data_ptr(), out.data_ptr(), stream.data_ptr()]
+        if self.starts[-1] <= MOST:
+            rooms = [torch.empty(self.starts[-1], dtype=torch.float32)]
+            first = rooms[0].data_ptr()
+            bases += [first + FLOAT * start for start in self.starts[:-1]]
+        else:
+            rooms = [torch.empty(size, dtype=torch.float32) for size in self.rooms]
+            bases += [room.data_ptr() for room in rooms]
         for where, base, behind in self.places:
             POINTER.pack_into(text, where, bases[base] + behind)
         found.run_steps(text)
