@@ -20,10 +20,10 @@ MOST = 4  # image sizes that steps are kept for, those that were used last
 
 
 class Recipe(NamedTuple):
-    """What a mixer's steps are made of: the modules that they stand for, the parameters that they point at, and how they
-    are written down: `write(steps, input, sum)`. `fits`: whether the tensors belong together. `around`: how tokens are
-    put in order in front of the steps, and back. `made`: tensors that steps point at and that were made from parameters.
-    `holds`: whether these, and numbers that steps were given, are as they were.
+    """What a mixer's steps are made of: the modules that they stand for, the parameters that they point at, and how
+    they are written down: `write(steps, input, sum)`. `fits`: whether the tensors belong together. `around`: how tokens
+    are put in order in front of the steps, and back. `made`: what else steps point at, made from parameters. `holds`:
+    whether that, and numbers that steps were given, are as they were.
     """
 
     modules: tuple[nn.Module, ...]

@@ -240,7 +240,7 @@ class Mlstm(Keeper, Mixer):
         def write(steps: Steps, x: Place, onto: Sum) -> None:
             values, gates, source = (steps.room(len(self.skip)) for _ in range(3))
             steps.linear(up, x, values)
-            steps.linear(gate, x, gates)
+            steps.linear(gate, x, gates, "silu")
             steps.depthwise(taps, size, padding, values, source, "silu", turned=backwards)
             cell = Cell(packed, Norm(*of_norm, self.norm.eps), self.skip, EPS, self.chunk, backwards)
             steps.mlstm(cell, images, source, values, gates, gates)

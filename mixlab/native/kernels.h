@@ -31,6 +31,7 @@ struct mlstm {
     const float *norm, *norm_bias, *skip; /* channels; norm_bias may be NULL */
     float *out, *gates; /* gates: room for 2 of every head and step */
     int images, steps, heads, width, chunk, threads;
+    int gated; /* the gate has been through its activation */
     float eps, norm_eps;
 };
 

@@ -22,18 +22,28 @@ INLINE vec turn(vec x, int by) { /* channels of a block of 4, turned by so many 
     return __builtin_shuffle(x, order);
 }
 
-/* What some tokens (rows of x) give for LANES channels: blocks of 4 x 4 weights times x, plus bias, times a factor each. */
-INLINE void project(vec *to, int tokens, const float *x, ptrdiff_t row, const float *weights, ptrdiff_t channels,
-                    const float *bias, const float *factors) {
-    vec weight[4], offset = bias ? load(bias) : (vec){0};
-    for (int by = 0; by < 4; by++) weight[by] = load(weights + by * channels);
-#pragma GCC unroll 16
-    for (int t = 0; t < LANES; t++) {
-        vec from = t < tokens ? load(x + t * row) : (vec){0}, result = offset;
+/* Blocks of 4 x 4 weights for LANES channels, and their bias. */
+struct blocks {
+    vec weight[4], bias;
+};
+
+INLINE struct blocks blocks_at(const float *weights, const float *biases, ptrdiff_t channels, int part, ptrdiff_t place) {
+    struct blocks at = {.bias = biases ? load(biases + part * channels + place) : (vec){0}};
+    for (int by = 0; by < 4; by++) at.weight[by] = load(weights + (4 * part + by) * channels + place);
+    return at;
+}
+
+/* What LANES channels of a token give, of which all turns are given. */
+INLINE vec project(const struct blocks *at, const vec *turns) {
+    vec result = at->bias;
 #pragma GCC unroll 4
-        for (int by = 0; by < 4; by++) result += weight[by] * turn(from, by);
-        to[t] = factors ? result * factors[t] : result;
-    }
+    for (int by = 0; by < 4; by++) result += at->weight[by] * turns[by];
+    return result;
+}
+
+INLINE void turns_of(vec x, vec *turns) {
+#pragma GCC unroll 4
+    for (int by = 0; by < 4; by++) turns[by] = turn(x, by);
 }
 
 INLINE float dot(const float *one, const float *other, int width) {
@@ -111,25 +121,30 @@ static void mlstm_sums(const struct mlstm *at, const struct mlstm_room *room, lo
 /* Queries, values and turned keys of up to LANES steps; keys times their weights. */
 INLINE void mlstm_some(const struct mlstm *at, const struct mlstm_room *room, ptrdiff_t step, int head, int first, int tokens,
                        int stride) {
-    ptrdiff_t channels = (ptrdiff_t)at->heads * at->width, place = (ptrdiff_t)head * at->width;
+    ptrdiff_t channels = (ptrdiff_t)at->heads * at->width, place = (ptrdiff_t)head * at->width, width = at->width;
     const float *source = at->source + step * at->source_row + place, *values = at->values + step * at->values_row + place;
-    for (int c = 0; c < at->width; c += LANES) {
-        vec found[LANES];
-        for (int part = 0; part < 3; part++) {
-            const float *weights = at->projections + part * 4 * channels + place + c;
-            const float *bias = at->biases ? at->biases + part * channels + place + c : NULL;
-            if (part == 2) project(found, tokens, values + c, at->values_row, weights, channels, bias, NULL);
-            else project(found, tokens, source + c, at->source_row, weights, channels, bias, part ? room->weights + first : NULL);
-            if (part == 1) {
-                vec total = load(room->written + c);
-                for (int t = 0; t < LANES; t++) total += t < tokens ? found[t] : (vec){0};
-                store(room->written + c, total);
-                exchange(found);
-                for (int i = 0; i < LANES; i++) store(room->turned + (ptrdiff_t)(c + i) * stride + first, found[i]);
-            } else {
-                float *to = (part ? room->value : room->query) + (ptrdiff_t)first * at->width + c;
-                for (int t = 0; t < tokens; t++) store(to + (ptrdiff_t)t * at->width, found[t]);
-            }
+    for (ptrdiff_t c = 0; c < width; c += LANES) {
+        vec keys[LANES], turns[4], total = load(room->written + c);
+        struct blocks to_query = blocks_at(at->projections, at->biases, channels, 0, place + c);
+        struct blocks to_key = blocks_at(at->projections, at->biases, channels, 1, place + c);
+#pragma GCC unroll 16
+        for (int t = 0; t < LANES; t++) {
+            keys[t] = (vec){0};
+            if (t >= tokens) continue;
+            turns_of(load(source + t * at->source_row + c), turns);
+            store(room->query + (first + t) * width + c, project(&to_query, turns));
+            keys[t] = project(&to_key, turns) * room->weights[first + t];
+            total += keys[t];
+        }
+        store(room->written + c, total);
+        exchange(keys);
+        for (int i = 0; i < LANES; i++) store(room->turned + (c + i) * stride + first, keys[i]);
+        struct blocks to_value = blocks_at(at->projections, at->biases, channels, 2, place + c);
+#pragma GCC unroll 16
+        for (int t = 0; t < LANES; t++) {
+            if (t >= tokens) continue;
+            turns_of(load(values + t * at->values_row + c), turns);
+            store(room->value + (first + t) * width + c, project(&to_value, turns));
         }
     }
 }
@@ -240,7 +255,7 @@ INLINE void mlstm_finish(const struct mlstm *at, const float *reading, ptrdiff_t
         if (at->norm_bias) x += load(at->norm_bias + place + c);
         x += load(source + c) * load(at->skip + place + c);
         vec z = load(gate + c);
-        store(out + c, x * z * sigmoid(z));
+        store(out + c, at->gated ? x * z : x * z * sigmoid(z));
     }
 }
 

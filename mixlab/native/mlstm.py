@@ -31,7 +31,7 @@ class MlstmAbout(ctypes.Structure):
         *((name, c_ssize_t) for name in ("source_row", "values_row", "gate_row", "out_row")),
         *((name, c_void_p) for name in ("projections", "biases", "gate_weights", "gate_biases")),
         *((name, c_void_p) for name in ("norm", "norm_bias", "skip", "out", "gates")),
-        *((name, c_int) for name in ("images", "steps", "heads", "width", "chunk", "threads")),
+        *((name, c_int) for name in ("images", "steps", "heads", "width", "chunk", "threads", "gated")),
         *((name, c_float) for name in ("eps", "norm_eps")),
     )
 
@@ -67,7 +67,7 @@ def run_mlstm(
     first, row = (4 * channels * (images * steps - 1), -channels) if backwards else (0, channels)
     starts = [one.data_ptr() + first for one in (*inputs, out)]
     pointers = [pointer(one) for one in (*packed, norm.weight, norm.bias, skip)]
-    sizes = (images, steps, heads, width, chunk_for(steps, width, chunk), torch.get_num_threads())
+    sizes = (images, steps, heads, width, chunk_for(steps, width, chunk), torch.get_num_threads(), 0)
     found.run("mlstm", MlstmAbout(*starts[:3], *[row] * 4, *pointers, starts[3], None, *sizes, eps, norm.eps))
     return out
 

@@ -151,12 +151,12 @@ class Steps:
         self.add("depthwise", about, x=x, out=out)
 
     def mlstm(self, cell: Cell, images: int, source: Place, values: Place, gate: Place, out: Place) -> None:
-        """See `run_mlstm`; `out` may be `gate`."""
+        """See `run_mlstm`, but silu(gate) is given; `out` may be the same."""
         heads, channels, steps = len(cell.packed.gate_biases), len(cell.skip), self.rows // images
         width = channels // heads
         row, first = (-channels, channels * (self.rows - 1)) if cell.backwards else (channels, 0)
         weights = [pointer(one) for one in (*cell.packed, cell.norm.weight, cell.norm.bias, cell.skip)]
-        sizes = (images, steps, heads, width, chunk_for(steps, width, cell.chunk), self.threads)
+        sizes = (images, steps, heads, width, chunk_for(steps, width, cell.chunk), self.threads, 1)
         about = MlstmAbout(None, None, None, *[row] * 4, *weights, None, None, *sizes, cell.eps, cell.norm.eps)
         places = {"source": source, "values": values, "gate": gate, "out": out}
         self.add("mlstm", about, **{name: place.at(first) for name, place in places.items()})
