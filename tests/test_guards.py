@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from mixlab.guards import ISA_VARIABLE, SAFE_ISA, _advertises_amx, is_allocator_untouched
+from mixlab.guards import ISA_VARIABLE, SAFE_ISA, _advertises_amx, is_allocator_untouched, is_constant
 
 IMPORTS = "import mixlab, torchvision, timm; print(timm.create_model('resnet10t').default_cfg['input_size'])"
 TWICE = """
@@ -78,8 +79,9 @@ def test_bf16_runs_quietly_with_the_safe_instruction_set() -> None:
     assert "traps" not in done.stderr
 
 
-def test_importing_mixlab_imports_nothing_that_only_dense_tasks_need() -> None:
+def test_importing_mixlab_imports_nothing_that_only_some_tasks_need() -> None:
     heavy = (
+        "torch._dynamo",
         "transformers",
         "torchmetrics",
         "faster_coco_eval",
@@ -87,9 +89,20 @@ def test_importing_mixlab_imports_nothing_that_only_dense_tasks_need() -> None:
         "sklearn",
         "tensorboard",
     )
-    code = f"import sys, mixlab; print([name for name in {heavy!r} if name in sys.modules])"
+    use = "mixlab.create_model('vil_pico').eval()(torch.randn(1, 3, 32, 32))"
+    code = f"import sys, torch, mixlab; {use}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_constant_is_marked_as_the_compiler_does_it() -> None:
+    def one() -> int:
+        return 1
+
+    def other() -> int:
+        return 1
+
+    assert vars(is_constant(one)) == vars(torch.compiler.assume_constant_result(other))
 
 
 FAULTS = """

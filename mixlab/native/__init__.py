@@ -16,7 +16,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from mixlab.guards import is_transformed
+from mixlab.guards import is_constant, is_transformed
 
 NAMES = ("steps", "same", "linear", "mlp", "lstm", "mlstm", "longconv", "norm", "depthwise", "taps", "star", "factor")
 VARIABLE = "MIXLAB_NATIVE"  # 0: none; 4, 8 or 16: vectors of so many numbers at most
@@ -71,7 +71,7 @@ def kernels() -> Kernels | None:
         return None
 
 
-@torch.compiler.assume_constant_result
+@is_constant
 def has_kernels() -> bool:
     """The same for code that is being compiled."""
     return kernels() is not None

@@ -46,6 +46,8 @@ INLINE void depthwise_row(const struct depthwise *at, const struct tile *tile, i
         for (int lane = 0; lane < BLOCK && lane < channels; lane += LANES) {
             vec sums[STRIDE];
             for (int t = 0; t < STRIDE; t++) sums[t] = load(bias + lane);
+            if (!lane) /* places that are written soon: rows are too far apart for the processor to see it coming */
+                for (int t = 0; t < count; t++) __builtin_prefetch(out + (size_t)(column + t) * at->channels, 1);
             depthwise_columns(wide, lines, (size_t)(column - tile->left) * BLOCK + lane, at->high, weights + lane, sums);
             if (at->after == SILU)
                 for (int t = 0; t < STRIDE; t++) sums[t] = activated(sums[t], SILU, NULL);

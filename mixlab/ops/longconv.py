@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.errors import require
-from mixlab.guards import may_overwrite, without_autocast
+from mixlab.guards import is_constant, may_overwrite, without_autocast
 from mixlab.native import may_run
 from mixlab.native.longconv import Kernel, convolve_maps, make_spectrum, spectrum_size
 from mixlab.ops.depthwise import depthwise
@@ -330,7 +330,7 @@ def costs() -> dict[int, list[Cost]]:
     return {int(axes): [Cost(**row) for row in rows] for axes, rows in table["seconds"].items()}
 
 
-@torch.compiler.assume_constant_result
+@is_constant
 def fastest(sizes: tuple[int, ...], taps: tuple[int, ...]) -> Form:
     """The form that was fastest for the nearest shape that was measured: nothing but the shape decides."""
     return nearest(sizes, taps)
