@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ PROBE_SECONDS = 20.0
 MEMORY_VARIABLE = "MIXLAB_KEEP_MEMORY"
 MAP_FROM, TRIM_FROM = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt
 LARGEST = 2**25  # bytes; glibc allows no more
-P, R = ParamSpec("P"), TypeVar("R")
+Function = TypeVar("Function", bound=Callable[..., object])
 
 _torchvision_schemas: torch.library.Library | None = None  # lives as long as the process
 
@@ -162,7 +162,7 @@ def _survives_bf16() -> bool:
     return False
 
 
-def is_constant(function: Callable[P, R]) -> Callable[P, R]:
+def is_constant(function: Function) -> Function:
     """Tells the compiler to call a function once and keep the answer. `torch.compiler.assume_constant_result` leaves
     the same mark, but imports the compiler, which would nearly double the time of every start.
     """

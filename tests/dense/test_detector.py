@@ -15,7 +15,7 @@ from mixlab.ops.boxes import overlaps
 
 PICO = mixlab.list_models("*_pico")
 KINDS = ("mask_rcnn", "cascade_mask_rcnn")
-STEPS = {"mask_rcnn": 100, "cascade_mask_rcnn": 60}
+STEPS = {"mask_rcnn": 100, "cascade_mask_rcnn": 75}
 SMALL: dict[str, Any] = {
     "width": 16,
     "head_width": 32,

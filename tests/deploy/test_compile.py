@@ -133,7 +133,7 @@ def test_a_compiled_model_keeps_the_dtype_of_autocast() -> None:
 @pytest.mark.parametrize(
     ("name", "depths"),
     [
-        ("hpx_former_pico", [1, 1, 1, 1]),
+        pytest.param("hpx_former_pico", [1, 1, 1, 1], marks=pytest.mark.heavy),
         pytest.param("hb_former_pico", [1, 1, 1, 1], marks=pytest.mark.heavy),
         ("vil_pico", [2]),
     ],
