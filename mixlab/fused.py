@@ -59,7 +59,8 @@ class Guard:
         self.dicts = [*others, *owns, *(own["_modules"] for own in owns), *parts]
         self.lengths = [len(one) for one in self.dicts]
         self.values = [value for one in self.dicts for value in one.values()]
-        self.tensors: list[Tensor] = [one for part in parts for one in part.values() if one is not None]
+        given = (one for part in parts for one in part.values())
+        self.tensors: list[Tensor] = [one for one in given if one is not None and one.layout is torch.strided]
         self.places = self.placed()
 
     def watches(self, tensors: Sequence[Tensor | None]) -> bool:

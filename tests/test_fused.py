@@ -1,7 +1,10 @@
 """Residual branches as one call of kernels, beside the same layer by layer."""
 
 import copy
+import gc
 import pickle
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +16,7 @@ import mixlab
 from mixlab.fused import MOST
 from mixlab.grid import Grid
 from mixlab.layers import Branch, GlobalNorm, Mlp, Residual, Scaling, StarReLU
+from mixlab.mixers.base import Shared
 from mixlab.mixers.mlstm import BACKWARDS, COLUMNS, ROWS
 from mixlab.mixers.sepconv import SepConv
 from mixlab.native import kernels
@@ -337,6 +341,77 @@ def test_another_way_is_seen() -> None:
             model(x)
         residuals(model)[0].branches[0].mixer.path = path  # type: ignore[attr-defined]
         assert_same(model, x)
+
+
+def other_norm(residual: Residual) -> None:
+    residual.branches[0].norm = nn.LayerNorm(24, eps=1.0)
+
+
+def other_scaling(residual: Residual) -> None:
+    residual.scaling = Scaling(24, 0.5, None)
+
+
+def other_branch(residual: Residual) -> None:
+    residual.branches[0] = Branch(nn.LayerNorm(24), mlp())
+
+
+def other_layer(residual: Residual) -> None:
+    residual.branches[0].mixer.fc2 = nn.Linear(73, 24)  # type: ignore[attr-defined]
+
+
+def other_activation(residual: Residual) -> None:
+    residual.branches[0].mixer.act = StarReLU(0.3, 0.2, True, True)  # type: ignore[attr-defined]
+
+
+def no_bias(residual: Residual) -> None:
+    residual.branches[0].mixer.fc1.bias = None  # type: ignore[attr-defined]
+
+
+PARTS = (other_norm, other_scaling, other_branch, other_layer, other_activation, no_bias)
+
+
+@pytest.mark.parametrize("change", PARTS, ids=lambda change: change.__name__)
+def test_other_parts_are_seen(change: Callable[[Residual], None]) -> None:
+    torch.manual_seed(7)
+    residual, tokens, grid = block(mlp(), 24), torch.randn(1, 20, 24), Grid(4, 5)
+    with torch.inference_mode():
+        before = residual(tokens, grid)
+    change(residual)
+    assert_same(Called(residual, grid), tokens)
+    with torch.inference_mode():
+        assert not torch.allclose(residual(tokens, grid), before, rtol=1e-3)
+
+
+def test_another_shared_module_and_another_kind_are_seen() -> None:
+    class Twice(Mlp):
+        def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+            return 2 * super().forward(tokens, grid)
+
+    torch.manual_seed(8)
+    handed, tokens, grid = Shared(mlp()), torch.randn(1, 20, 24), Grid(4, 5)
+    residual = Residual([Branch(nn.LayerNorm(24), handed)], Scaling(24), drop_rate=0, skip=False).eval()
+    with torch.inference_mode():
+        before = residual(tokens, grid)
+        assert residual.plans.known
+        handed.module = mlp()
+        assert not torch.allclose(residual(tokens, grid), before, rtol=1e-3)
+        once = residual(tokens, grid) - tokens
+        handed.module.__class__ = Twice
+        torch.testing.assert_close(residual(tokens, grid) - tokens, 2 * once, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_nobody_has_any_more_is_gone_at_once() -> None:
+    model = build("vil_pico")
+    with torch.inference_mode():
+        model(torch.randn(1, 3, 64, 64))
+    assert any(residual.plans.known for residual in residuals(model))
+    left = [weakref.ref(residual) for residual in residuals(model)]
+    gc.disable()
+    try:
+        del model
+        assert not any(one() is not None for one in left)
+    finally:
+        gc.enable()
 
 
 def test_a_residual_that_was_pickled_without_steps_gets_them() -> None:
