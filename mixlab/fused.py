@@ -39,7 +39,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 Placed = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 
-class Guard:
+class Snapshot:
     """Modules, all that they hold, and where their tensors lie, as they were when steps were written down. In front of
     every branch it is asked whether that is still so, hence all at once instead of one by one.
 
@@ -49,7 +49,9 @@ class Guard:
     def __init__(
         self, whole: Sequence[nn.Module], alone: Sequence[nn.Module], others: Sequence[dict[str, Any]]
     ) -> None:
-        """Modules with all that is inside, modules without that, none of them with hooks, and other attributes."""
+        """Modules with all that is inside, modules without that, and other attributes. Hooks of the modules themselves
+        are looked for, not those of what is inside, which need not be called.
+        """
         inside = [child for module in whole for child in module.modules()]
         self.modules = list(dict.fromkeys([*alone, *inside]))
         self.kinds = [type(module) for module in self.modules]
@@ -58,6 +60,7 @@ class Guard:
         self.hooks = [module.__dict__[name] for module in (*whole, *alone) for name in HOOKS]
         self.dicts = [*others, *owns, *(own["_modules"] for own in owns), *parts]
         self.lengths = [len(one) for one in self.dicts]
+        self.names = list(itertools.chain.from_iterable(self.dicts))
         self.values = [value for one in self.dicts for value in one.values()]
         given = (one for part in parts for one in part.values())
         self.tensors: list[Tensor] = [one for one in given if one is not None and one.layout is torch.strided]
@@ -73,28 +76,28 @@ class Guard:
     def holds(self) -> bool:
         if any(self.hooks) or _has_any_global_hook() or [len(one) for one in self.dicts] != self.lengths:
             return False
-        now = itertools.chain.from_iterable([one.values() for one in self.dicts])
-        if not all(map(operator.is_, now, self.values)):
+        values = itertools.chain.from_iterable([one.values() for one in self.dicts])
+        if not all(map(operator.is_, values, self.values)):
+            return False
+        if list(itertools.chain.from_iterable(self.dicts)) != self.names:
             return False
         return [type(module) for module in self.modules] == self.kinds and self.placed() == self.places
 
 
 class Plan(NamedTuple):
-    """Steps, what they stand for, and a norm that has to be called in front of them."""
+    """Steps, what they stand for, whose parts these are, and a norm that has to be called in front of them."""
 
     steps: Steps
-    guard: Guard
+    snapshot: Snapshot
     recipe: Recipe
+    owner: dict[str, Any]
     norm: nn.Module | None
 
     def holds(self) -> bool:
-        return self.guard.holds() and (self.recipe.holds is None or self.recipe.holds())
+        return self.snapshot.holds() and (self.recipe.holds is None or self.recipe.holds())
 
-    def run(self, tokens: Tensor) -> Tensor | None:
-        """The sum of tokens and the branch; None if the norm gives something that steps are not for."""
-        normed = None if self.norm is None else self.norm(tokens)
-        if normed is not None and not (may_run(normed) and normed.shape == tokens.shape):
-            return None
+    def run(self, tokens: Tensor, normed: Tensor | None) -> Tensor:
+        """The sum of tokens and the branch, whose norm is among the steps unless normed tokens are given."""
         if self.recipe.around is None:
             return self.steps.run(tokens if normed is None else normed.contiguous(), tokens)
         there, back = self.recipe.around
@@ -108,15 +111,15 @@ class Plans:
     def __init__(self) -> None:
         self.known: dict[Hashable, Plan] = {}
 
-    def find(self, key: Hashable) -> Plan | None:
-        plan = self.known.get(key)
-        if plan is None:
+    def find(self, key: Hashable, owner: dict[str, Any]) -> Plan | None:
+        known = self.known  # other threads may put another in its place
+        plan = known.get(key)
+        if plan is None or plan.owner is not owner or not plan.holds():
+            if known:  # what does not hold would keep alive what nobody uses
+                self.known = {other: one for other, one in known.items() if one is not plan and one.holds()}
             return None
-        if not plan.holds():
-            self.known = {}  # nor do those of other sizes, which would keep alive what nobody uses
-            return None
-        if next(reversed(self.known)) != key:  # used last: to the end
-            self.known = {**{other: one for other, one in self.known.items() if other != key}, key: plan}
+        if next(reversed(known)) != key:  # used last: to the end
+            self.known = {**{other: one for other, one in known.items() if other != key}, key: plan}
         return plan
 
     def keep(self, key: Hashable, plan: Plan) -> None:
@@ -136,9 +139,7 @@ def are_plain(modules: Sequence[nn.Module]) -> bool:
         return False
     for module in modules:
         own = module.__dict__
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
-            return False
-        if own["_backward_hooks"] or own["_backward_pre_hooks"] or own.get("_compiled_call_impl") is not None:
+        if any(own[name] for name in HOOKS) or "forward" in own or own.get("_compiled_call_impl") is not None:
             return False
     return True
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.choices import Choice, Registry
-from mixlab.fused import Guard, Plan, Plans, Recipe, are_plain, is_alone, is_chain, may_point_at
+from mixlab.fused import Plan, Plans, Recipe, Snapshot, are_plain, is_alone, is_chain, may_point_at
 from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.native import may_run
@@ -331,20 +331,21 @@ class Mlp(nn.Module):
         act = self.act
         if type(self) is not Mlp or not (act.complete and act.is_fast()):
             return None
-        layers, then = (self.fc1, self.fc2), act.then()
+        layers, after, then = (self.fc1, self.fc2), act.after, act.then()
         if not all(type(layer) is nn.Linear for layer in layers):
             return None
         first, second = weights_of(self.fc1), weights_of(self.fc2)
 
         def write(steps: Steps, x: Place, onto: Sum) -> None:
             if steps.rows >= TWO:
-                return steps.mlp(first, second, x, OUT, act.after, then, onto)
+                return steps.mlp(first, second, x, OUT, after, then, onto)
             hidden = steps.room(len(first[0]))
-            steps.linear(first, x, hidden, act.after, then)
+            steps.linear(first, x, hidden, after, then)
             steps.linear(second, hidden, OUT, onto=onto)
 
         fits = is_chain(tokens.shape[2], first, second)
-        return Recipe((self, *layers), (*first, *second), write, fits, holds=lambda: act.then() == then)
+        modules, tensors = (self, act, *layers), (*first, *second)
+        return Recipe(modules, tensors, write, fits, holds=lambda: (act.after, act.then()) == (after, then))
 
     def is_fast(self, tokens: Tensor) -> bool:
         if not (is_own(self.fc1) and is_own(self.fc2)):
@@ -486,48 +487,62 @@ class Residual(nn.Module):
         return self.merge(tokens, self.update(tokens, grid))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"plans": Plans(), **state})
+        super().__setstate__({**state, "plans": Plans()})
 
     def fused(self, tokens: Tensor, grid: Grid) -> Tensor | None:
         """The same as kernels in one call, where these know every part."""
-        if tokens.ndim != 3 or not may_run(tokens) or not tokens.is_contiguous() or not suits_own_product(tokens):
+        if type(self) is not Residual or tokens.ndim != 3 or not may_run(tokens):
+            return None
+        if not tokens.is_contiguous() or not suits_own_product(tokens):
             return None
         key = (tokens.shape, grid, torch.get_num_threads())
-        plan = self.plans.find(key) if type(self) is Residual else None
+        plan = self.plans.find(key, self._modules)
         if plan is None:
             plan = self.plan(tokens, grid)
             if plan is None:
                 return None
             self.plans.keep(key, plan)
-        return plan.run(tokens)
+        normed = None if plan.norm is None else plan.norm(tokens)
+        if normed is not None and not (may_run(normed) and normed.shape == tokens.shape):
+            return self.scaling(tokens, self.branches[0].mixer(normed, grid))
+        return plan.run(tokens, normed)
 
     def plan(self, tokens: Tensor, grid: Grid) -> Plan | None:
+        """Steps for tokens of this size, if the parts can be written down as such."""
         branch, scaling, dim = self.branches[0], self.scaling, tokens.shape[2]
-        if type(self) is not Residual or len(self.branches) != 1 or type(branch) is not Branch:
+        if len(self.branches) != 1 or type(branch) is not Branch or type(scaling) is not Scaling:
             return None
         mixer = branch.mixer
-        if not hasattr(type(mixer), "recipe") or type(scaling) is not Scaling:
-            return None
-        recipe: Recipe | None = mixer.recipe(tokens, grid)  # type: ignore[attr-defined]
+        asked: Any = mixer
+        recipe: Recipe | None = asked.recipe(tokens, grid) if hasattr(type(mixer), "recipe") else None
         if recipe is None or not are_plain((branch, scaling, *recipe.modules)):
             return None
+        handed = {} if isinstance(mixer, nn.Module) else getattr(mixer, "__dict__", {})  # `Shared`
+        if recipe.modules[0] is not mixer and not any(recipe.modules[0] is one for one in handed.values()):
+            return None  # who decides about the steps is not watched
         norm, onto = known_norm(branch.norm), Sum(scaling.residual, scaling.branch)
         if norm is not None and (norm.weight is None or norm.weight.shape != (dim,) or dim % LANES):
             norm = None  # by itself, in front of the steps
         vectors = (None if norm is None else norm.bias, *onto)
         tensors = (*recipe.tensors, *onto, *((None, None) if norm is None else norm[:2]))
-        whole = (scaling, *recipe.modules, *(() if norm is None else (branch.norm,)))
-        others = (self._modules, *(() if isinstance(mixer, nn.Module) else (vars(mixer),)))
-        guard = Guard(whole, (self.branches, branch), others)
         fits = all(one is None or one.shape == (dim,) for one in vectors) and may_point_at((*tensors, *recipe.made))
-        if not (fits and recipe.fits and tokens.shape[1] == grid.tokens and guard.watches(tensors)):
+        if not (fits and recipe.fits and tokens.shape[1] == grid.tokens):
+            return None
+        whole = (scaling, *recipe.modules, *(() if norm is None else (branch.norm,)))
+        snapshot = Snapshot(whole, (branch,), (self._modules, self.branches._modules, handed))
+        if not snapshot.watches(tensors):
             return None
         steps = Steps(tokens.shape[0] * tokens.shape[1])
         start = GIVEN if norm is None else steps.room(dim)
         if norm is not None:
             steps.norm(norm, GIVEN, start)
         recipe.write(steps, start, onto)
-        return Plan(steps.close(), guard, recipe, branch.norm if norm is None else None)
+        return Plan(steps.close(), snapshot, recipe, self._modules, branch.norm if norm is None else None)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.plans = Plans()
+        return super().train(mode)
 
     def merge(self, tokens: Tensor, update: Tensor) -> Tensor:
         """The residual sum, with the updates of dropped samples masked."""

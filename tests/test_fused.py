@@ -134,6 +134,15 @@ def changes() -> dict[str, Any]:
         for parameter in model.parameters():
             parameter.data = parameter.data * 0.9
 
+    def elsewhere_and_in_place(model: nn.Module) -> None:
+        left = [parameter.data for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()  # the same values, the old ones stay
+        with torch.inference_mode():
+            model(torch.randn(1, 3, 64, 64))
+        in_place(model)
+        assert left
+
     def other_parameters(model: nn.Module) -> None:
         for module in model.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -155,7 +164,19 @@ def changes() -> dict[str, Any]:
             if hasattr(module, "eps"):
                 module.eps = 0.1  # type: ignore[assignment]
 
-    return {f.__name__: f for f in (in_place, other_memory, other_parameters, loaded, assigned, other_strides, eps)}
+    return {
+        f.__name__: f
+        for f in (
+            in_place,
+            other_memory,
+            elsewhere_and_in_place,
+            other_parameters,
+            loaded,
+            assigned,
+            other_strides,
+            eps,
+        )
+    }
 
 
 @pytest.mark.parametrize("change", changes())
@@ -178,7 +199,7 @@ def test_whoever_listens_is_told(name: str) -> None:
         inside = [module for residual in residuals(model) for module in residual.modules() if module is not residual]
         called: set[int] = set()
         for module in inside:
-            if type(module).__name__ not in ("ModuleList", "BlockDiagonal", "StarReLU"):
+            if type(module).__name__ not in ("ModuleList", "BlockDiagonal"):
                 module.register_forward_hook(lambda module, *_: called.add(id(module)))
         model(x)
     wanted = {id(module) for module in inside if module._forward_hooks}
@@ -398,6 +419,62 @@ def test_another_shared_module_and_another_kind_are_seen() -> None:
         once = residual(tokens, grid) - tokens
         handed.module.__class__ = Twice
         torch.testing.assert_close(residual(tokens, grid) - tokens, 2 * once, rtol=1e-4, atol=1e-5)
+
+
+def test_attributes_that_change_places_are_seen() -> None:
+    residual, tokens, grid = block(mlp(), 24, scaling=Scaling(24, None, 0.3)), torch.randn(1, 20, 24), Grid(4, 5)
+    with torch.inference_mode():
+        residual(tokens, grid)
+    factor = residual.scaling.branch
+    residual.scaling.residual = factor
+    del residual.scaling.branch
+    residual.scaling.branch = None
+    assert_same(Called(residual, grid), tokens)
+
+
+def test_a_default_device_is_not_for_the_kernels() -> None:
+    residual, tokens, grid = block(mlp(), 24), torch.randn(1, 20, 24), Grid(4, 5)
+    with torch.inference_mode():
+        wanted = residual(tokens, grid)
+        with torch.device("meta"):
+            torch.testing.assert_close(residual(tokens, grid), wanted, rtol=0, atol=0)
+
+
+def test_shallow_copies_have_plans_of_their_own() -> None:
+    residual, tokens, grid = block(mlp(), 24), torch.randn(1, 20, 24), Grid(4, 5)
+    with torch.inference_mode():
+        residual(tokens, grid)
+    for twin in (copy.copy(residual), residual._replicate_for_data_parallel()):
+        twin._modules = dict(twin._modules)
+        twin.scaling = Scaling(24, 0.5, None)
+        assert_same(Called(twin, grid), tokens)
+    assert_same(Called(residual, grid), tokens)
+
+
+def test_a_norm_whose_output_does_not_suit_is_called_once() -> None:
+    calls: list[int] = []
+
+    class Counts(nn.Module):
+        def forward(self, tokens: Tensor) -> Tensor:
+            calls.append(1)
+            return tokens.double()
+
+    residual, tokens, grid = block(mlp(), 24), torch.randn(1, 20, 24), Grid(4, 5)
+    residual.branches[0].norm = Counts()
+    with torch.inference_mode(), pytest.raises(RuntimeError):  # weights of another dtype
+        residual(tokens, grid)
+    assert len(calls) == 1
+
+
+def test_old_weights_are_not_kept_when_other_sizes_follow() -> None:
+    residual = block(mlp(), 24)
+    with torch.inference_mode():
+        residual(torch.randn(1, 20, 24), Grid(4, 5))
+        old = weakref.ref(residual.branches[0].mixer.fc1.weight)  # type: ignore[attr-defined]
+        residual.load_state_dict({name: 2 * one for name, one in residual.state_dict().items()}, assign=True)
+        residual(torch.randn(2, 20, 24), Grid(4, 5))
+    gc.collect()
+    assert old() is None
 
 
 def test_a_model_that_nobody_has_any_more_is_gone_at_once() -> None:

@@ -226,8 +226,9 @@ class Mlstm(Keeper, Mixer):
         layers, conv = (self.up, self.gate, self.down), self.conv
         if not all(type(layer) is nn.Linear for layer in layers) or conv is None or not is_depthwise(conv):
             return None
-        packed = self.packed_for(tokens, tokens, grid)
-        if packed is None or not all(type(one) is nn.Parameter for one in self.sources()):
+        packed, sources = self.packed_for(tokens, tokens, grid), self.sources()
+        holds = None if packed is None else self.kept.watch(packed)
+        if packed is None or holds is None:
             return None
         backwards, images, (height, width) = self.path.backwards, len(tokens), conv.kernel_size
         start = self.path._replace(backwards=False)  # kernels walk backwards without turning tokens round
@@ -246,13 +247,13 @@ class Mlstm(Keeper, Mixer):
             steps.mlstm(cell, images, source, values, gates, gates)
             steps.linear(down, gates, OUT, onto=onto)
 
-        tensors = (*up, *gate, *down, *taps, *of_norm, self.skip)
+        tensors = (*up, *gate, *down, *taps, *of_norm, self.skip, *sources)
         inner = len(self.skip)
         fits = is_chain(tokens.shape[2], up, down) and gate[0].shape == up[0].shape and has_taps(inner, *taps)
         fits = fits and is_chain(tokens.shape[2], gate, keeps=False) and len(up[0]) == inner
         fits = fits and all(one is None or one.shape == (inner,) for one in of_norm)
         modules = (self, *layers, conv, self.norm)
-        return Recipe(modules, tensors, write, fits, around, packed, holds=lambda: self.kept.still_has(packed))
+        return Recipe(modules, tensors, write, fits, around, packed, holds)
 
     def may_turn(self, tokens: Tensor, grid: Grid) -> bool:
         """Whether tokens can stay as they are, because kernels walk backwards and nobody looks at what layers give."""

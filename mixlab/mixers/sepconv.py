@@ -58,18 +58,19 @@ class SepConv(Mixer):
             return None
         if not (is_depthwise(conv) and conv.kernel_size[1] in WIDTHS and conv.kernel_size[0] > 1):
             return None
-        first, taps, second, then = *map(weights_of, (self.widen, conv, self.narrow)), act.then()
+        first, taps, second = map(weights_of, (self.widen, conv, self.narrow))
+        after, then = act.after, act.then()
         size = (len(tokens), grid.height, grid.width)
 
         def write(steps: Steps, x: Place, onto: Sum) -> None:
             hidden, convolved = (steps.room(len(first[0])) for _ in range(2))
-            steps.linear(first, x, hidden, act.after, then)
+            steps.linear(first, x, hidden, after, then)
             steps.depthwise(taps, size, (conv.kernel_size[0] // 2, conv.kernel_size[1] // 2), hidden, convolved)
             steps.linear(second, convolved, OUT, onto=onto)
 
         fits = is_chain(tokens.shape[2], first, second) and has_taps(len(first[0]), *taps)
-        tensors = (*first, *taps, *second)
-        return Recipe((self, *layers, conv), tensors, write, fits, holds=lambda: act.then() == then)
+        modules, tensors = (self, act, *layers, conv), (*first, *taps, *second)
+        return Recipe(modules, tensors, write, fits, holds=lambda: (act.after, act.then()) == (after, then))
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         return {"kernels": self.depthwise.weight.detach().squeeze(1).clone()}  # (hidden, kernel, kernel)

@@ -53,7 +53,7 @@ def run_star(gradient: Tensor, kept: Tensor, slope: float) -> tuple[Tensor, Tens
     found, count = kernels(), gradient.numel()
     assert found is not None
     tasks, out = -(-count // STAR_AT_ONCE), torch.empty_like(gradient)
-    sums = torch.empty(tasks, 2, dtype=torch.float64)
+    sums = gradient.new_empty(tasks, 2, dtype=torch.float64)
     pointers = (pointer(one) for one in (gradient, kept, out, sums))
     found.run("star", StarAbout(*pointers, count, tasks, slope, torch.get_num_threads()))
     squares, plain = sums.sum(0).to(gradient.dtype)

@@ -219,11 +219,11 @@ class Steps:
         out = torch.empty_like(stream)
         bases = [x.data_ptr(), out.data_ptr(), stream.data_ptr()]
         if self.starts[-1] <= MOST:
-            rooms = [torch.empty(self.starts[-1], dtype=torch.float32)]
+            rooms = [x.new_empty(self.starts[-1])]
             first = rooms[0].data_ptr()
             bases += [first + FLOAT * start for start in self.starts[:-1]]
         else:
-            rooms = [torch.empty(size, dtype=torch.float32) for size in self.rooms]
+            rooms = [x.new_empty(size) for size in self.rooms]
             bases += [room.data_ptr() for room in rooms]
         for where, base, behind in self.places:
             POINTER.pack_into(text, where, bases[base] + behind)
