@@ -11,7 +11,7 @@ help: ## this list
 
 $(INSTALLED): pyproject.toml constraints.txt $(wildcard mixlab/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: $(INSTALLED) ## which mixer for the embedded digits: trains seven small models, offline (2 cores, 8 minutes)
