@@ -22,7 +22,7 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## lint and every quick test (2 cores, 14 to 24 minutes with set-up)
+test: lint ## lint and every quick test (2 cores, 16 to 26 minutes with set-up)
 	$(BIN)/python -m pytest -n 2 -m "not heavy and not browser"
 
 docs: $(INSTALLED) ## the site, into site/; warnings are errors
