@@ -22,13 +22,14 @@ from mixlab.init import initialise
 from mixlab.layers import Residual
 from mixlab.mixers import Mixer
 from mixlab.modules import Modules
+from mixlab.opaque import Opaque
 from mixlab.position import PositionTable
 from mixlab.stems import Stem
 
 Visit = Callable[[str, Tensor, Grid], None]
 
 
-class Block(nn.Module):
+class Block(Opaque):
     """A position step on the residual stream, token mixing, channel mixing; the first and the last are optional."""
 
     def __init__(
@@ -40,6 +41,9 @@ class Block(nn.Module):
         self.channel = channel
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        found = self.as_operator(tokens, grid)
+        if found is not None:
+            return found
         if self.position is not None:
             tokens = self.position(tokens, grid)
         tokens = self.token(tokens, grid)

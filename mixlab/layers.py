@@ -16,6 +16,7 @@ from mixlab.native import may_run
 from mixlab.native.linear import AS_IT_IS, Then, run_mlp
 from mixlab.native.norm import Norm
 from mixlab.native.steps import GIVEN, OUT, Place, Steps, Sum
+from mixlab.opaque import Opaque
 from mixlab.ops.activations import (
     linear_star_relu,
     may_join_star,
@@ -304,7 +305,7 @@ def known_norm(norm: nn.Module) -> Norm | None:
 # -- the channel MLP -----------------------------------------------------------------------------
 
 
-class Mlp(nn.Module):
+class Mlp(Opaque):
     """Linear, activation, linear on each token (MetaFormer, Eq. 3)."""
 
     def __init__(self, dim: int, hidden: int, act: Activation, *, bias: bool) -> None:
@@ -319,6 +320,9 @@ class Mlp(nn.Module):
         return ("fc1",) if isinstance(self.act, StarReLU) else ("fc1", "fc2")
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        found = self.as_operator(tokens, grid)
+        if found is not None:
+            return found
         if self.is_fast(tokens):
             if not torch.is_grad_enabled():
                 return self.by_rows(tokens)
@@ -448,7 +452,7 @@ class StochasticDepth:
         return [self.rate * index / max(blocks - 1, 1) for index in range(blocks)]
 
 
-class Branch(nn.Module):
+class Branch(Opaque):
     """A norm and the mixer behind it."""
 
     def __init__(self, norm: nn.Module, mixer: Callable[[Tensor, Grid], Tensor]) -> None:
@@ -457,6 +461,9 @@ class Branch(nn.Module):
         self.mixer = mixer
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        found = self.as_operator(tokens, grid)
+        if found is not None:
+            return found
         return self.mixer(self.norm(tokens), grid)
 
 

@@ -15,9 +15,9 @@ from mixlab.guards import is_exported, is_transformed, without_autocast
 from mixlab.kept import Keeper, Kept, may_keep
 from mixlab.layers import is_depthwise, is_plain, linear_for_fusion, through, weights_of
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, StageParts
-from mixlab.native import has_kernels, may_run
+from mixlab.native import HAS_TAGS, has_kernels, may_run
 from mixlab.native.depthwise import convolve_channels
-from mixlab.native.mlstm import BLOCK, HAS_TAGS, WIDTH, Packed, compiled_mlstm, run_mlstm, turned
+from mixlab.native.mlstm import BLOCK, WIDTH, Packed, compiled_mlstm, run_mlstm, turned
 from mixlab.native.norm import Norm
 from mixlab.native.steps import OUT, Cell, Place, Steps, Sum
 from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads

@@ -8,10 +8,12 @@ PyTorch does the same slower. Threads are PyTorch's own.
 import ctypes
 import functools
 import importlib.util
+import inspect
 import os
 import pathlib
 import sys
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,10 @@ from torch import Tensor
 from mixlab.guards import is_constant, is_transformed
 
 NAMES = ("steps", "same", "linear", "mlp", "lstm", "mlstm", "longconv", "norm", "depthwise", "taps", "star", "factor")
+# Of operators that compiled code calls. Without the tag inductor fails on a second image size; PyTorch releases that do
+# not know it call none.
+HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
+OPERATOR_TAGS: dict[str, Any] = {"tags": (torch.Tag.flexible_layout,)} if HAS_TAGS else {}
 VARIABLE = "MIXLAB_NATIVE"  # 0: none; 4, 8 or 16: vectors of so many numbers at most
 
 

@@ -1,14 +1,13 @@
 """The mLSTM layer between its linear layers in one walk over the tokens; `mixlab.ops.mlstm` has the references."""
 
 import ctypes
-import inspect
 from ctypes import c_float, c_int, c_ssize_t, c_void_p
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mixlab.native import kernels, pointer
+from mixlab.native import OPERATOR_TAGS, kernels, pointer
 from mixlab.native.norm import Norm
 
 BLOCK = 4  # channels of a block of the query, key and value projections
@@ -72,12 +71,7 @@ def run_mlstm(
     return out
 
 
-# Without the tag inductor fails on a second image size; PyTorch releases that do not know it compile the cell itself.
-HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
-TAGS: dict[str, Any] = {"tags": (torch.Tag.flexible_layout,)} if HAS_TAGS else {}
-
-
-@torch.library.custom_op("mixlab::mlstm", mutates_args=(), device_types="cpu", **TAGS)
+@torch.library.custom_op("mixlab::mlstm", mutates_args=(), device_types="cpu", **OPERATOR_TAGS)
 def compiled_mlstm(
     source: Tensor,
     values: Tensor,

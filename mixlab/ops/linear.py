@@ -77,8 +77,13 @@ def is_own_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def suits_own_product(x: Tensor) -> bool:
     """The same as far as rows and the machine decide."""
+    return has_own_product() and x.numel() >= MANY * x.shape[-1]
+
+
+def has_own_product() -> bool:
+    """The same as far as the machine decides."""
     found = kernels()
-    return found is not None and found.lanes == LANES and x.numel() >= MANY * x.shape[-1]
+    return found is not None and found.lanes == LANES
 
 
 class LinearGradient(torch.autograd.Function):
