@@ -33,8 +33,7 @@ class Opaque(nn.Module):
         if not torch.compiler.is_compiling() or torch.is_grad_enabled() or self.training:
             return None
         plain = tokens.device.type == "cpu" and tokens.dtype is torch.float32 and tokens.ndim == 3
-        followed = torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active()
-        if not (plain and CAN_TELL) or followed or is_exported() or not serves_compiled_code():
+        if not (plain and CAN_TELL) or is_exported() or torch.is_autocast_enabled("cpu") or not serves_compiled_code():
             return None
         tensors = tensors_of(self)
         return call_part(tokens, tensors, *grid) if tensors else None
@@ -50,9 +49,7 @@ def tensors_of(module: nn.Module) -> list[Tensor] | None:
             if type(one) is not nn.Parameter:
                 return None
             found.append(one)
-    for one in module._buffers.values():
-        if one is not None:
-            found.append(one)
+    found += [one for one in module._buffers.values() if one is not None]
     for child in module._modules.values():
         if child is not None:
             inner = tensors_of(child)
@@ -93,7 +90,7 @@ class Known(NamedTuple):
 
     def has(self, places: tuple[int, ...]) -> bool:
         """Whether the tensors that it has now lie in these places."""
-        now = [own.get(name) for own, name in self.slots]
+        now: list[Any] = [own.get(name) for own, name in self.slots]
         same = len(now) == len(places) and all(type(one) in (Tensor, nn.Parameter) for one in now)  # others have none
         return same and tuple([one.data_ptr() for one in now]) == places
 
@@ -126,5 +123,5 @@ def find_owner(places: tuple[int, ...]) -> Opaque:
             return part
     raise CompileError(
         f"Compiled code was called with weights that belong to no layer, so that the kernels do not know what to do "
-        f"with them: copies of a model's weights, or others in their place. Set {VARIABLE}=0 to compile without kernels."
+        f"with them: copies of a model's weights, or others in their place. {VARIABLE}=0 compiles without kernels."
     )
