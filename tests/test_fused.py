@@ -29,6 +29,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "convformer_pico": {},
     "caformer_pico": {},
     "coat_lite_pico": {},
+    "hpx_former_pico": {},
+    "hb_former_pico": {},
     "deit_tiny": {"depths": [2]},
 }
 
@@ -180,7 +182,7 @@ def changes() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("change", changes())
-@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico"])
+@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico", "hpx_former_pico"])
 def test_changed_weights_are_seen(name: str, change: str) -> None:
     model, x = build(name), torch.randn(1, 3, 64, 64)
     with torch.inference_mode():
@@ -191,7 +193,7 @@ def test_changed_weights_are_seen(name: str, change: str) -> None:
         assert change == "other_strides" or not torch.allclose(model(x), before, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico"])
+@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico", "hpx_former_pico"])
 def test_whoever_listens_is_told(name: str) -> None:
     model, x = build(name), torch.randn(1, 3, 64, 64)
     with torch.inference_mode():
@@ -199,7 +201,7 @@ def test_whoever_listens_is_told(name: str) -> None:
         inside = [module for residual in residuals(model) for module in residual.modules() if module is not residual]
         called: set[int] = set()
         for module in inside:
-            if type(module).__name__ not in ("ModuleList", "BlockDiagonal"):
+            if type(module).__name__ not in ("ModuleList", "ParameterList", "BlockDiagonal"):
                 module.register_forward_hook(lambda module, *_: called.add(id(module)))
         model(x)
     wanted = {id(module) for module in inside if module._forward_hooks}
@@ -334,6 +336,47 @@ def test_wrappers_and_other_residuals_are_called() -> None:
         residual.branches[0] = branch
         residual.__class__ = Thrice
         torch.testing.assert_close(residual(tokens, grid), wanted)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "whole"),
+    [
+        ({"name": "hyena"}, 2),
+        ({"name": "hyena", "norm": True, "short": 5}, 2),
+        ({"name": "hyena_bidirectional"}, 2),
+        ({"name": "hyena_bidirectional", "norm": True, "short": 1}, 2),
+        ({"name": "hyena_pixel"}, 2),
+        ({"name": "hyena_pixel", "norm": False, "kernel": (3, 5)}, 2),
+        ({"name": "hyena_pixel", "larger": "resample", "features": "1d"}, 2),
+        ({"name": "hyena_pixel", "filter": "separable"}, 0),
+        ({"name": "hyena_pixel", "form": "fft"}, 0),
+        ({"name": "hyena_pixel", "reuse": False}, 0),
+    ],
+)
+def test_ways_of_hyena(mixer: dict[str, Any], whole: int) -> None:
+    frame: dict[str, Any] = {"dims": [32, 48], "depths": [1, 1], "branch_scale": ["none", "res_scale"]}
+    model = build("hpx_former_pico", mixers=mixer, channel_mlp=False, **frame)
+    for size in ((64, 96), (96, 48)):
+        assert_same(model, torch.randn(2, 3, *size))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mixlab.native.steps.MOST", 0)  # every room by itself
+        assert_same(model, torch.randn(2, 3, 64, 96))
+    assert sum(bool(residual.plans.known) for residual in residuals(model)) == whole
+
+
+def test_channels_that_do_not_fill_vectors_go_layer_by_layer() -> None:
+    model = build("hpx_former_pico", dims=[24, 40], depths=[1, 1], branch_scale="none", channel_mlp=False)
+    assert_same(model, torch.randn(1, 3, 64, 64))
+    assert not any(residual.plans.known for residual in residuals(model))
+
+
+def test_a_kernel_too_large_to_be_kept_is_made_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixlab.mixers.hyena.KEPT_NUMBERS", 1)
+    model = build(
+        "hpx_former_pico", dims=[32], depths=[1], branch_scale="none", channel_mlp=False, mixers="hyena_pixel"
+    )
+    assert_same(model, torch.randn(1, 3, 64, 64))
+    assert not any(residual.plans.known for residual in residuals(model))
 
 
 def test_what_does_not_belong_together_is_left_to_pytorch() -> None:
@@ -515,7 +558,7 @@ def test_threads_share_a_model() -> None:
             torch.testing.assert_close(output, one, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico"])
+@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico", "hpx_former_pico"])
 def test_what_is_not_a_number_spreads(name: str) -> None:
     model, x = build(name), torch.randn(1, 3, 64, 64)
     x[0, 0, 0, 0] = float("nan")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import require
 from mixlab.fixed_filter import FixedConv
+from mixlab.fused import Recipe, has_taps, is_chain
 from mixlab.grid import Grid
 from mixlab.implicit_filter import (
     DECAY,
@@ -30,8 +31,9 @@ from mixlab.layers import DepthwiseConv, is_depthwise, known_norm, through, weig
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.native import may_run
 from mixlab.native.depthwise import convolve_and_multiply, joins
-from mixlab.native.norm import fits, norm_of_product
-from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d, runs_natively
+from mixlab.native.norm import WIDTH, fits, norm_of_product
+from mixlab.native.steps import OUT, Place, Product, Steps, Sum
+from mixlab.ops.longconv import Form, Prepared, convolve, native_kernel, prepare_1d, prepare_2d, runs_natively
 
 NORM_EPS = 1e-5
 KEPT_NUMBERS = 2**20  # a spectrum with more is made anew from the kept kernel: 4 MB per layer
@@ -126,6 +128,15 @@ class LongConv(Keeper):
             kernel = self.kernel(grid)
         ready = kernel if isinstance(kernel, Prepared) else self.prepare(kernel, grid, form)
         return self.convolve(tokens, ready, grid, factor)
+
+    def ready(self, tokens: Tensor, grid: Grid) -> Prepared | None:
+        """What is kept for the native form, made if need be; None where nothing is kept, or not as that form has it."""
+        sources = [self.bias, *self.filter.sources()]
+        keeps = self.reuse and not self.training and self.filter.is_plain() and may_keep(self, sources)
+        if not keeps or not self.runs_natively(tokens, *sources):
+            return None
+        known = self.kept.get((grid, "native"), sources, lambda: self.to_keep(grid, "native"))
+        return known if isinstance(known, Prepared) and known.form == "native" else None
 
     def runs_natively(self, *tensors: Tensor | None) -> bool:
         return self.form in (None, "native") and runs_natively(*tensors)
@@ -261,16 +272,57 @@ class Hyena(Mixer):
         mixed = self.conv(product, bare, gate)
         return grid.behind_zeros(through(self.out, self.normed(self.outer_norm, mixed)))
 
+    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
+        inner, outer, conv, short = known_norm(self.inner_norm), known_norm(self.outer_norm), self.conv, self.short
+        if type(self) is not Hyena or grid.prefix or not isinstance(conv, LongConv) or not is_depthwise(short):
+            return None
+        layers = (self.project, self.out)
+        if inner is None or outer is None or not all(type(layer) is nn.Linear for layer in layers):
+            return None
+        known, sources = conv.ready(tokens, grid), [conv.bias, *conv.filter.sources()]
+        holds = None if known is None else conv.kept.watch(known)
+        if known is None or holds is None:
+            return None
+        ready: Prepared = known
+        project, out, taps = *map(weights_of, layers), weights_of(short)
+        over, images, dim, (height, width) = self.over(grid), len(tokens), tokens.shape[2], short.kernel_size
+        padding = (height // 2, width - 1 if self.causal else width // 2)
+
+        def write(steps: Steps, x: Place, onto: Sum) -> None:
+            wide, product, gate = steps.room(3 * dim), steps.room(dim), steps.room(dim)
+            steps.linear(project, x, wide)
+            third = Product(self.order, inner, gate)
+            steps.depthwise(taps, (images, over.height, over.width), padding, wide, product, product=third)
+            sides = (over.height, over.width) if self.plane else (over.width, 1)  # a sequence is a column
+            about = native_kernel(ready.spans, dim)
+            steps.long_conv(about, ready.kernel, (images, *sides), product, gate, wide)
+            if outer.weight is not None:
+                steps.norm(outer, wide, product)
+            steps.linear(out, wide if outer.weight is None else product, OUT, onto=onto)
+
+        tensors = (*project, *out, *taps, inner.weight, *outer[:2], *sources)
+        fits = is_chain(dim, project, keeps=False) and is_chain(dim, out) and len(project[0]) == 3 * dim
+        fits = fits and has_taps(3 * dim, *taps) and dim % WIDTH == 0 and inner.bias is None
+        fits = fits and all(one is None or one.shape == (dim,) for one in (inner.weight, *outer[:2]))
+        makes = (conv.filter, conv.filter.out, *conv.filter.linears)
+        modules = (self, *layers, short, self.inner_norm, self.outer_norm, conv, *makes)
+        return Recipe(modules, tensors, write, fits, made=(ready.kernel,), holds=holds)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Which of the three projections are multiplied first, and which one comes last."""
+        return (1, 2, 0) if self.gate_first else (0, 1, 2)
+
     def gated(self, wide: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The normed product of two parts behind the short convolution, and the third, each (B, H*W, C)."""
-        gate, one, other = (0, 1, 2) if self.gate_first else (2, 0, 1)
+        one, other, gate = self.order
         norm = known_norm(self.inner_norm)
         if norm is not None and norm.bias is None and is_depthwise(self.short):
             (kernel, bias), (height, width) = weights_of(self.short), self.short.kernel_size
             image = self.over(grid).to_map(wide).permute(0, 2, 3, 1)
             if may_run(wide, kernel, bias, norm.weight) and joins(image, kernel, bias, norm.weight):
                 padding = (height // 2, width - 1 if self.causal else width // 2)
-                made = convolve_and_multiply(image, kernel, bias, padding, (one, other, gate), norm.weight, norm.eps)
+                made = convolve_and_multiply(image, kernel, bias, padding, self.order, norm.weight, norm.eps)
                 return made[0].flatten(1, 2), made[1].flatten(1, 2)
         parts = self.shorten(wide, grid).chunk(3, -1)
         return self.normed(self.inner_norm, parts[one], parts[other]), parts[gate]

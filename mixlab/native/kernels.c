@@ -88,7 +88,8 @@ struct step {
 };
 typedef int (*any_kernel)(void *, size_t);
 static const any_kernel numbered[] = {(any_kernel)mixlab_norm, (any_kernel)mixlab_linear, (any_kernel)mixlab_mlp,
-                                      (any_kernel)mixlab_depthwise, (any_kernel)mixlab_mlstm};
+                                      (any_kernel)mixlab_depthwise, (any_kernel)mixlab_mlstm,
+                                      (any_kernel)mixlab_longconv};
 
 EXPORT int mixlab_steps(char *steps, size_t size) {
     for (char *end = steps + size; steps < end;) {

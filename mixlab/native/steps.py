@@ -15,10 +15,11 @@ from torch import Tensor
 from mixlab.native import kernels, pointer
 from mixlab.native.depthwise import DepthwiseAbout
 from mixlab.native.linear import AFTER, AS_IT_IS, FEW, KINDS, PANEL, LinearAbout, MlpAbout, Then
+from mixlab.native.longconv import Kernel
 from mixlab.native.mlstm import MlstmAbout, Packed, chunk_for
 from mixlab.native.norm import Norm, NormAbout
 
-KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm")  # by their numbers
+KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm", "longconv")  # by their numbers
 Weights = tuple[Tensor, Tensor | None]
 FLOAT = 4
 POINTER = struct.Struct("P")
@@ -58,6 +59,16 @@ class Cell(NamedTuple):
     eps: float
     chunk: int | None
     backwards: bool
+
+
+class Product(NamedTuple):
+    """Which thirds of the channels are multiplied behind a convolution, and which one is put aside; a norm of the
+    product without a bias.
+    """
+
+    parts: tuple[int, int, int]
+    norm: Norm
+    aside: Place
 
 
 class Steps:
@@ -126,16 +137,20 @@ class Steps:
         after: str = "none",
         *,
         turned: bool = False,
+        product: Product | None = None,
     ) -> None:
-        """Kernels (C, 1, h, w) over images, rows and columns."""
+        """Kernels (C, 1, h, w) over images, rows and columns; `product`: see `convolve_and_multiply`."""
         (weight, bias), (images, height, width) = weights, size
-        channels, _, high, wide = weight.shape
+        row, _, high, wide = weight.shape
         above, before = (high - 1 - padding[0], wide - 1 - padding[1]) if turned else padding
+        channels = row if product is None else row // 3
+        parts = (0, -1, -1) if product is None else tuple(channels * part for part in product.parts)
         about = DepthwiseAbout(
             weight=pointer(weight),
             bias=pointer(bias),
-            row=channels,
-            part=(ctypes.c_int * 3)(0, -1, -1),
+            norm=None if product is None else pointer(product.norm.weight),
+            row=row,
+            part=(ctypes.c_int * 3)(*parts),
             images=images,
             height=height,
             width=width,
@@ -147,8 +162,22 @@ class Steps:
             turned=turned,
             after=AFTER.index(after),
             threads=self.threads,
+            eps=0 if product is None else product.norm.eps,
         )
-        self.add("depthwise", about, x=x, out=out)
+        places = {"x": x, "out": out}
+        if product is not None:
+            places["aside"] = product.aside
+        self.add("depthwise", about, **places)
+
+    def long_conv(
+        self, kernel: Kernel, prepared: Tensor, size: tuple[int, int, int], x: Place, factor: Place, out: Place
+    ) -> None:
+        """See `convolve_maps`: with a spectrum, or with taps as they are."""
+        images, height, width = size
+        name = "taps" if prepared.ndim > 1 else "spectrum"
+        sizes = {"images": images, "height": height, "width": width, "factor_row": kernel.channels}
+        about = kernel.about(**{name: pointer(prepared)}, **sizes)
+        self.add("longconv", about, x=x, factor=factor, out=out)
 
     def mlstm(self, cell: Cell, images: int, source: Place, values: Place, gate: Place, out: Place) -> None:
         """See `run_mlstm`, but silu(gate) is given; `out` may be the same."""
