@@ -168,20 +168,24 @@ def plain_form(name: str) -> Any:
 
 def plain_model(name: str) -> Any:
     """`plain_form` with the rest of the model as it is written too: mLSTM's projections by an einsum over blocks,
-    `F.linear` for linear layers.
+    `F.linear` for linear layers, StarReLU by its equation, the FFT of all channels at once.
     """
     import torch
 
+    from mixlab.layers import StarReLU
     from mixlab.mixers.mlstm import Mlstm
-    from mixlab.ops import linear
+    from mixlab.ops import linear, longconv
+    from mixlab.ops.activations import star_relu_reference
 
     model, image = plain_form(name).eval(), torch.randn(1, 3, 224, 224)
     with torch.inference_mode():
         wanted = model(image)
-    linear.HAS_OPERATOR = False
+    linear.HAS_OPERATOR, longconv.FFT_NUMBERS = False, 2**62
     for module in model.modules():
         if isinstance(module, Mlstm):
             module.cell = functools.partial(plain_cell, module)
+        if isinstance(module, StarReLU):
+            module.forward = functools.partial(star_relu_reference, scale=module.scale, bias=module.bias)
     with torch.inference_mode():
         torch.testing.assert_close(model(image), wanted, rtol=0, atol=1e-3 * float(wanted.std()))
     return model

@@ -20,7 +20,7 @@ from mixlab.native.depthwise import convolve_channels
 from mixlab.native.mlstm import BLOCK, WIDTH, Packed, compiled_mlstm, run_mlstm, turned
 from mixlab.native.norm import Norm
 from mixlab.native.steps import OUT, Cell, Place, Steps, Sum
-from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads
+from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads, may_train_heads, trained_heads
 from mixlab.ops.mlstm import EPS, mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
 
 Directions = Literal["uni", "bi", "quad", "oct"]
@@ -364,21 +364,27 @@ class Mlstm(Keeper, Mixer):
             bias = torch.addmv(bias, weight, torch.cat([self.query.bias, self.key.bias, self.value.bias]))
         return query + key, value, bias
 
-    def gates(self, source: Tensor, value_source: Tensor, ready: Ready) -> tuple[Tensor, Tensor]:
+    def gates(
+        self, source: Tensor, value_source: Tensor, source_gates: Tensor, value_gates: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Pre-activations of input and forget gate, each (heads, B, T) in float32."""
         with without_autocast(source):
-            flat, value_flat = (one.flatten(0, 1).to(ready.bias.dtype) for one in (source, value_source))
-            gates = torch.addmm(ready.bias[:, None], ready.source_gates, flat.t())
-            gates = torch.addmm(gates, ready.value_gates, value_flat.t()).unflatten(1, source.shape[:2])
+            flat, value_flat = (one.flatten(0, 1).to(bias.dtype) for one in (source, value_source))
+            gates = torch.addmm(bias[:, None], source_gates, flat.t())
+            gates = torch.addmm(gates, value_gates, value_flat.t()).unflatten(1, source.shape[:2])
         return gates[: self.heads], gates[self.heads :]
 
     def projected(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values, each (heads, B, T, D), and both gates."""
+        parts = ((source, self.query), (source, self.key), (value_source, self.value))
+        if all(may_train_heads(x, *weights_of(layer), self.heads) for x, layer in parts):
+            made = [trained_heads(x, *weights_of(layer), self.heads) for x, layer in parts]
+            return *made, *self.gates(source, value_source, *self.gate_weights())
         ready = self.ready()
         query = grouped_heads(source, ready.query, self.query.bias, self.heads)
         key = grouped_heads(source, ready.key, self.key.bias, self.heads)
         value = grouped_heads(value_source, ready.value, self.value.bias, self.heads)
-        return query, key, value, *self.gates(source, value_source, ready)
+        return query, key, value, *self.gates(source, value_source, *ready[3:])
 
     def counted(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, ...]:
         """The same as it is written: without data, what the layer needs counts, not what is done for speed."""
@@ -413,7 +419,7 @@ class Mlstm(Keeper, Mixer):
         walk_tokens, walk = self.path.arrange(tokens, grid)
         value_source = through(self.up, walk_tokens)
         source = F.silu(self.convolve(value_source, walk))
-        write, keep = self.gates(source, value_source, self.ready())  # (heads, B, T)
+        write, keep = self.gates(source, value_source, *self.ready()[3:])  # (heads, B, T)
         shown = (write.exp(), keep.sigmoid(), self.left_at_the_end(keep, walk))
         placed = (self.path.restore(gate.permute(1, 2, 0), walk).transpose(1, 2) for gate in shown)
         return dict(zip(self.explains, placed, strict=True))

@@ -20,7 +20,10 @@ from torch import Tensor
 
 from mixlab.guards import is_constant, is_transformed
 
-NAMES = ("steps", "same", "linear", "mlp", "lstm", "mlstm", "longconv", "norm", "depthwise", "taps", "star", "factor")
+NAMES = (
+    *("steps", "same", "linear", "mlp", "lstm", "mlstm", "longconv", "norm", "depthwise", "taps", "star", "factor"),
+    *("heads", "blocks"),
+)
 # Of operators that compiled code calls. Without the tag inductor fails on a second image size; PyTorch releases that do
 # not know it call none.
 HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters

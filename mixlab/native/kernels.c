@@ -80,6 +80,8 @@ KERNEL(depthwise, struct depthwise)
 KERNEL(taps, struct taps)
 KERNEL(star, struct star)
 KERNEL(factor, struct factor)
+KERNEL(heads, struct heads)
+KERNEL(blocks, struct blocks_gradient)
 
 /* Kernels one behind the other: for each a number and the size of what it is handed, which follows. */
 struct step {

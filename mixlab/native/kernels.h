@@ -35,6 +35,27 @@ struct mlstm {
     float eps, norm_eps;
 };
 
+/* Blocks of 4 x 4 weights along the channels of rows, head by head. */
+struct heads {
+    const float *x;
+    const float *weights; /* 4 turns x channels */
+    const float *bias;    /* channels, or NULL */
+    float *out;
+    ptrdiff_t x_row, x_head, out_row, out_head; /* from a row or a head to the next */
+    long rows;
+    int heads, width, threads;
+};
+
+/* What a change of every weight of such blocks, and of the bias, would change. */
+struct blocks_gradient {
+    const float *x, *gradient;
+    float *out;  /* (4 turns and the bias) x channels */
+    float *sums; /* the kernel's own, as is `shares` */
+    ptrdiff_t x_row, x_head, gradient_row, gradient_head;
+    long rows;
+    int heads, width, shares, threads;
+};
+
 /* A convolution of every channel with a kernel as large as the map, through the Fourier transform. */
 struct longconv {
     const float *x;        /* images x height x width x channels; NULL: only the spectrum is wanted */
@@ -144,4 +165,6 @@ struct kernels {
     int (*taps)(struct taps *);
     int (*star)(struct star *);
     int (*factor)(struct factor *);
+    int (*heads)(const struct heads *);
+    int (*blocks)(struct blocks_gradient *);
 };

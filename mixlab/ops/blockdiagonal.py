@@ -1,7 +1,15 @@
 """Linear layers whose weight is block-diagonal: channels mix within small blocks only."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from mixlab.guards import is_many, is_transformed
+from mixlab.native import is_plain, kernels
+from mixlab.native.heads import blocks_gradient, from_heads, to_heads
+from mixlab.native.mlstm import BLOCK, WIDTH
+from mixlab.ops.linear import needs_gradient
 
 GROUP = 32  # channels of neighbouring blocks that go through one dense product
 WHOLE = 48  # channels of a head up to which it is one product, which spares a copy
@@ -34,6 +42,56 @@ def grouped_heads(x: Tensor, dense: Tensor, bias: Tensor | None, heads: int) -> 
     if bias is not None and torch.compiler.is_compiling():  # there it costs nothing, since it is done while copying
         out = out + bias.view(heads, 1, 1, -1).to(x.dtype)
     return out
+
+
+def may_train_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> bool:
+    """Whether `trained_heads` may compute these: plain float32 numbers of a CPU, of which a gradient is wanted."""
+    wanted = torch.is_grad_enabled() and needs_gradient(x, weight, bias)
+    if not wanted or is_transformed() or torch.is_autocast_enabled("cpu") or kernels() is None:
+        return False
+    if torch._C._len_torch_dispatch_stack() > 0 or not all(one is None or is_plain(one) for one in (x, weight, bias)):
+        return False
+    channels = x.shape[-1]
+    fits = x.ndim == 3 and channels % (heads * WIDTH) == 0 and weight.shape == (channels // BLOCK, BLOCK, BLOCK)
+    return fits and (bias is None or bias.shape == (channels,))
+
+
+def trained_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+    """`block_diagonal` of (B, T, C) as contiguous heads (heads, B, T, C / heads), without products of matrices."""
+    found: Tensor = HeadsGradient.apply(x, weight, bias, heads)
+    return found
+
+
+def heads_of(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+    """The same as it is written."""
+    return block_diagonal(x, weight, bias).unflatten(-1, (heads, -1)).permute(2, 0, 1, 3)
+
+
+class HeadsGradient(torch.autograd.Function):
+    """Its gradients can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.heads = heads
+        return to_heads(x.contiguous(), weight, None if bias is None else bias.contiguous(), heads)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight, bias), needed = ctx.saved_tensors, ctx.needs_input_grad
+        if torch.is_grad_enabled() or is_many(gradient) or not is_plain(gradient):
+            with torch.enable_grad():
+                inputs = [None if one is None else one.view_as(one) for one in (x, weight, bias)]
+                out = heads_of(inputs[0], inputs[1], inputs[2], ctx.heads)  # type: ignore[arg-type]
+            wanted = [one for one, need in zip(inputs, needed[:3], strict=True) if need]
+            found = iter(torch.autograd.grad(out, wanted, gradient, create_graph=torch.is_grad_enabled()))  # type: ignore[arg-type]
+            return *(next(found) if need else None for need in needed[:3]), None
+        gradient = gradient.contiguous()
+        to_weight = to_bias = None
+        if needed[1] or needed[2]:
+            to_weight, to_bias = blocks_gradient(x.contiguous(), gradient)
+        to_x = from_heads(gradient, weight.mT) if needed[0] else None
+        return to_x, to_weight if needed[1] else None, to_bias if needed[2] else None, None
 
 
 def group_width(channels: int, block: int) -> int:

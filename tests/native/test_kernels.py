@@ -29,6 +29,7 @@ from mixlab.native.mlstm import compiled_mlstm
 from mixlab.native.norm import norm_of_product
 from mixlab.native.recurrent import Run, lstm_maps
 from mixlab.ops import linear, longconv
+from mixlab.ops.blockdiagonal import heads_of, may_train_heads, trained_heads
 from mixlab.ops.convattention import factorised_attention_reference
 from mixlab.ops.linear import FOLLOWING
 from mixlab.ops.longconv import convolve, long_conv_1d, long_conv_2d, prepare_2d
@@ -464,6 +465,28 @@ def test_the_operator_keeps_the_rules_of_operators(bias: bool) -> None:
         (*wide, *layer.make_packed(), layer.norm.weight, layer.norm.bias, layer.skip, EPS, 1e-5, 0),
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize(("heads", "width"), [(4, 96), (2, 16), (1, 48)])
+@pytest.mark.parametrize(("batch", "steps"), [(1, 1), (3, 37), (2, 130)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_heads_of_blocks_and_their_gradients(
+    lanes: int, heads: int, width: int, batch: int, steps: int, biased: bool
+) -> None:
+    channels = heads * width
+    x, weight = torch.randn(batch, steps, channels), torch.randn(channels // 4, 4, 4)
+    bias = torch.randn(channels) if biased else None
+    inputs = [one.requires_grad_() for one in (x, weight, bias) if one is not None]
+    assert may_train_heads(x, weight, bias, heads)
+    out = trained_heads(x, weight, bias, heads)
+    gradient = torch.randn(batch, steps, heads, width).permute(2, 0, 1, 3)
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    expected = heads_of(exact[0], exact[1], exact[2] if biased else None, heads)
+    near(out.detach(), expected.detach())
+    wanted = torch.autograd.grad(expected, exact, gradient.double())
+    for found, one in zip(torch.autograd.grad(out, inputs, gradient), wanted, strict=True):
+        near(found, one, 5e-6)
 
 
 @pytest.mark.parametrize("gate", [30.0, -30.0, -5000.0])

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads
+from mixlab.native import kernels
+from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads, may_train_heads, trained_heads
 from tests.ops.agree import assert_agree
 
 
@@ -21,3 +22,35 @@ def test_heads_of_grouped_blocks_are_the_layer(channels: int, block: int, heads:
 def test_it_is_a_linear_layer_with_zeros_between_the_blocks() -> None:
     x, weight = torch.randn(3, 8), torch.randn(2, 4, 4)
     torch.testing.assert_close(block_diagonal(x, weight, None), x @ torch.block_diag(*weight).T)
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no kernels here")
+def test_gradients_of_trained_heads_can_be_differentiated_and_asked_for_in_part() -> None:
+    x, weight, bias = torch.randn(2, 5, 32), torch.randn(8, 4, 4), torch.randn(32)
+    inputs = [one.requires_grad_() for one in (x, weight, bias)]
+
+    def second(out: torch.Tensor) -> list[torch.Tensor]:
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        return list(torch.autograd.grad(torch.stack([one.square().sum() for one in first]).sum(), inputs))
+
+    written = block_diagonal(x, weight, bias).unflatten(2, (2, -1)).permute(2, 0, 1, 3)
+    for found, one in zip(second(trained_heads(x, weight, bias, 2)), second(written), strict=True):
+        torch.testing.assert_close(found, one, rtol=1e-4, atol=1e-3)
+    x.requires_grad_(False)
+    bias.requires_grad_(False)
+    trained_heads(x, weight, bias, 2).sum().backward()
+    assert weight.grad is not None
+    assert x.grad is bias.grad is None
+
+
+def test_what_the_kernel_is_not_for() -> None:
+    x, weight = torch.randn(2, 5, 32, requires_grad=True), torch.randn(8, 4, 4)
+    assert may_train_heads(x, weight, None, 2) == (kernels() is not None)
+    assert not may_train_heads(x, weight, None, 4)  # heads of 8 channels
+    assert not may_train_heads(x, torch.randn(4, 8, 8), None, 2)
+    assert not may_train_heads(x.double(), weight.double(), None, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not may_train_heads(x, weight, None, 2)
+    with torch.no_grad():
+        assert not may_train_heads(x, weight, None, 2)
+    assert not may_train_heads(x.detach(), weight, None, 2)
