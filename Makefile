@@ -43,7 +43,7 @@ parity: $(INSTALLED) ## every model at full size beside timm, forward and backwa
 	$(BIN)/python -m pytest -m heavy tests/test_full_size.py tests/test_timm.py tests/test_distributed.py
 
 compile-all: $(INSTALLED) ## torch.compile and export of every model, outputs and gradients (g++, about two hours)
-	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy/test_compile.py tests/deploy/test_export.py
+	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy tests/evals/test_compile_time.py
 
 bench: $(INSTALLED) ## every family beside timm or its plain reference, into docs/performance.md (2 quiet cores, 5 minutes)
 	$(BIN)/python benchmarks/peers.py

@@ -32,6 +32,8 @@ Visit = Callable[[str, Tensor, Grid], None]
 class Block(Opaque):
     """A position step on the residual stream, token mixing, channel mixing; the first and the last are optional."""
 
+    calls = ("position",)
+
     def __init__(
         self, position: Callable[[Tensor, Grid], Tensor] | None, token: Residual, channel: Residual | None
     ) -> None:
@@ -41,7 +43,7 @@ class Block(Opaque):
         self.channel = channel
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        found = self.as_operator(tokens, grid)
+        found = self.as_operator(tokens, grid) if type(self) is Block else None
         if found is not None:
             return found
         if self.position is not None:

@@ -320,7 +320,8 @@ class Mlp(Opaque):
         return ("fc1",) if isinstance(self.act, StarReLU) else ("fc1", "fc2")
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        found = self.as_operator(tokens, grid)
+        keeps = type(self) is Mlp and getattr(self.fc2, "out_features", None) == tokens.shape[-1]
+        found = self.as_operator(tokens, grid) if keeps else None
         if found is not None:
             return found
         if self.is_fast(tokens):
@@ -455,13 +456,15 @@ class StochasticDepth:
 class Branch(Opaque):
     """A norm and the mixer behind it."""
 
+    calls = ("mixer",)
+
     def __init__(self, norm: nn.Module, mixer: Callable[[Tensor, Grid], Tensor]) -> None:
         super().__init__()
         self.norm = norm
         self.mixer = mixer
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        found = self.as_operator(tokens, grid)
+        found = self.as_operator(tokens, grid) if type(self) is Branch else None
         if found is not None:
             return found
         return self.mixer(self.norm(tokens), grid)

@@ -17,6 +17,7 @@ from mixlab.fused import MOST
 from mixlab.grid import Grid
 from mixlab.layers import Branch, GlobalNorm, Mlp, Residual, Scaling, StarReLU
 from mixlab.mixers.base import Shared
+from mixlab.mixers.hyena import PlaneConv
 from mixlab.mixers.mlstm import BACKWARDS, COLUMNS, ROWS
 from mixlab.mixers.sepconv import SepConv
 from mixlab.native import kernels
@@ -368,6 +369,29 @@ def test_channels_that_do_not_fill_vectors_go_layer_by_layer() -> None:
     model = build("hpx_former_pico", dims=[24, 40], depths=[1, 1], branch_scale="none", channel_mlp=False)
     assert_same(model, torch.randn(1, 3, 64, 64))
     assert not any(residual.plans.known for residual in residuals(model))
+
+
+def test_a_spectrum_too_large_is_made_from_kept_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixlab.ops.longconv.NATIVE_NUMBERS", 0)
+    model = build(
+        "hpx_former_pico", dims=[32], depths=[1], branch_scale="none", channel_mlp=False, mixers="hyena_pixel"
+    )
+    assert_same(model, torch.randn(1, 3, 64, 64))
+    assert any(residual.plans.known for residual in residuals(model))
+
+
+def test_a_convolution_of_another_kind_is_called() -> None:
+    class Doubled(PlaneConv):
+        def convolve(self, *arguments: Any) -> Tensor:
+            return 2 * super().convolve(*arguments)
+
+    model = build(
+        "hpx_former_pico", dims=[32], depths=[1], branch_scale="none", channel_mlp=False, mixers="hyena_pixel"
+    )
+    for module in model.modules():
+        if isinstance(module, PlaneConv):
+            module.__class__ = Doubled
+    assert_same(model, torch.randn(1, 3, 64, 64))
 
 
 def test_a_kernel_too_large_to_be_kept_is_made_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,11 +88,14 @@ def test_importing_mixlab_imports_nothing_that_only_some_tasks_need() -> None:
         "torchvision.models.detection",
         "sklearn",
         "tensorboard",
+        "mixlab.hub",
+        "mixlab.timm",
     )
     use = "mixlab.create_model('vil_pico').eval()(torch.randn(1, 3, 32, 32))"
     code = f"import sys, torch, mixlab; {use}; print([name for name in {heavy!r} if name in sys.modules])"
+    code += "; import mixlab.dense.deformable_detr; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split("\n")[:2] == ["[]", "False"]
 
 
 def test_a_constant_is_marked_as_the_compiler_does_it() -> None:
@@ -119,7 +122,7 @@ for turn in range(12):
     del several
 held = resident()
 mixlab.guards.return_freed_memory()
-print(faults() - before, held - resident())
+print(faults() - before, held - resident(), mixlab.guards.keep_freed_memory())
 """
 
 
@@ -130,13 +133,14 @@ needs_glibc = pytest.mark.skipif(
 
 @needs_glibc
 def test_freed_memory_is_kept_until_it_is_returned() -> None:
-    faults, returned = map(int, run(FAULTS).stdout.split())
-    assert faults < 50_000  # 80 MB are 20,480 pages, and the heap may grow once or twice
-    assert returned > 50_000  # KB
+    faults, returned, keeps = run(FAULTS).stdout.split()
+    assert int(faults) < 50_000  # 80 MB are 20,480 pages, and the heap may grow once or twice
+    assert int(returned) > 50_000  # KB
+    assert keeps == "True"
 
 
 @needs_glibc
-@pytest.mark.parametrize("setting", [{}, {"MIXLAB_KEEP_MEMORY": "0"}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
+@pytest.mark.parametrize("setting", [{"MIXLAB_KEEP_MEMORY": "0"}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
 def test_who_sets_up_memory_himself_is_left_alone(setting: dict[str, str]) -> None:
     told = run("import mixlab; print(mixlab.guards.keep_freed_memory())", **setting).stdout.strip()
-    assert told == str(not setting)  # what glibc does by itself is not the same in every process
+    assert told == "False"  # what glibc does by itself is not the same in every process

@@ -272,15 +272,6 @@ def test_a_repository_without_our_files_is_told(hub: Hub) -> None:
         mixlab.from_hub("me/other", token=False)
 
 
-def test_importing_mixlab_leaves_the_hub_alone() -> None:
-    import subprocess
-    import sys
-
-    lines = "import sys, mixlab; print([n for n in ('mixlab.hub', 'mixlab.timm') if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_pushing_warns_of_nothing(model: mixlab.Backbone, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mixlab.choices import Choice, Registry
 from mixlab.grid import Grid
+from mixlab.modules import Shared as Shared
 
 
 class Mixer(nn.Module):
@@ -21,6 +22,7 @@ class Mixer(nn.Module):
     initialises_itself: ClassVar[bool] = False  # True: the model's init scheme leaves it alone
     explains: ClassVar[tuple[str, ...]] = ()  # what `explain` returns
     linears: ClassVar[tuple[str, ...]] = ()  # linear layers that are only called, so that their weights may be packed
+    calls: ClassVar[tuple[str, ...]] = ()  # attributes that are `Shared`
     direction: str = ""  # where a walk over the tokens starts, for the titles of what it explains
 
     @property
@@ -42,21 +44,6 @@ class Mixer(nn.Module):
     def resize(self, name: str, value: Tensor, source: Grid | None) -> Tensor:
         """A stored tensor of another grid as this mixer's own; `source` is None where it is not known."""
         return value
-
-
-class Shared:
-    """A module that another one calls but does not own: it is registered once, by the stage."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, *inputs: Any) -> Any:
-        return self.module(*inputs)
-
-    def recipe(self, *inputs: Any) -> Any:
-        """The module's own as steps of kernels, if it has one (see `mixlab.fused`)."""
-        own = getattr(type(self.module), "recipe", None)  # a wrapper may hand on what it does not do itself
-        return None if own is None else own(self.module, *inputs)
 
 
 @dataclass(frozen=True)

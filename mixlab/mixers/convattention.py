@@ -108,6 +108,7 @@ class ConvAttention(Mixer):
     crosses = True
     explains = ("query_factor", "key_factor")
     linears = ("qkv", "project")
+    calls = ("relative",)
 
     def __init__(self, dim: int, heads: int, options: ConvAttentionOptions, relative: Shared | None) -> None:
         super().__init__()

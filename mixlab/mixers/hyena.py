@@ -213,6 +213,9 @@ class PlaneConv(LongConv):
         return convolve(tokens.unflatten(1, sides), ready, factor=factor).flatten(1, 2)
 
 
+KERNEL_CONVS = (SequenceConv, PlaneConv)  # what kernels know; others may do something else
+
+
 class SeparableConv(nn.Module):
     """Explicit kernels k x 1, then 1 x k, plus a factor per channel (Table 3)."""
 
@@ -274,18 +277,22 @@ class Hyena(Mixer):
 
     def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
         inner, outer, conv, short = known_norm(self.inner_norm), known_norm(self.outer_norm), self.conv, self.short
-        if type(self) is not Hyena or grid.prefix or not isinstance(conv, LongConv) or not is_depthwise(short):
+        if type(self) is not Hyena or grid.prefix or type(conv) not in KERNEL_CONVS or not is_depthwise(short):
             return None
-        layers = (self.project, self.out)
+        layers, dim = (self.project, self.out), tokens.shape[2]
         if inner is None or outer is None or not all(type(layer) is nn.Linear for layer in layers):
             return None
-        known, sources = conv.ready(tokens, grid), [conv.bias, *conv.filter.sources()]
-        holds = None if known is None else conv.kept.watch(known)
-        if known is None or holds is None:
-            return None
-        ready: Prepared = known
+        assert isinstance(conv, LongConv)
         project, out, taps = *map(weights_of, layers), weights_of(short)
-        over, images, dim, (height, width) = self.over(grid), len(tokens), tokens.shape[2], short.kernel_size
+        fits = is_chain(dim, project, keeps=False) and is_chain(dim, out) and len(project[0]) == 3 * dim
+        fits = fits and has_taps(3 * dim, *taps) and dim % WIDTH == 0 and inner.bias is None
+        fits = fits and all(one is None or one.shape == (dim,) for one in (inner.weight, *outer[:2]))
+        ready = conv.ready(tokens, grid) if fits else None
+        holds = None if ready is None else conv.kept.watch(ready)
+        if ready is None or holds is None:
+            return None
+        spectrum, about = ready.kernel, native_kernel(ready.spans, dim)
+        over, images, (height, width) = self.over(grid), len(tokens), short.kernel_size
         padding = (height // 2, width - 1 if self.causal else width // 2)
 
         def write(steps: Steps, x: Place, onto: Sum) -> None:
@@ -294,19 +301,15 @@ class Hyena(Mixer):
             third = Product(self.order, inner, gate)
             steps.depthwise(taps, (images, over.height, over.width), padding, wide, product, product=third)
             sides = (over.height, over.width) if self.plane else (over.width, 1)  # a sequence is a column
-            about = native_kernel(ready.spans, dim)
-            steps.long_conv(about, ready.kernel, (images, *sides), product, gate, wide)
+            steps.long_conv(about, spectrum, (images, *sides), product, gate, wide)
             if outer.weight is not None:
                 steps.norm(outer, wide, product)
             steps.linear(out, wide if outer.weight is None else product, OUT, onto=onto)
 
-        tensors = (*project, *out, *taps, inner.weight, *outer[:2], *sources)
-        fits = is_chain(dim, project, keeps=False) and is_chain(dim, out) and len(project[0]) == 3 * dim
-        fits = fits and has_taps(3 * dim, *taps) and dim % WIDTH == 0 and inner.bias is None
-        fits = fits and all(one is None or one.shape == (dim,) for one in (inner.weight, *outer[:2]))
+        tensors = (*project, *out, *taps, inner.weight, *outer[:2], conv.bias, *conv.filter.sources())
         makes = (conv.filter, conv.filter.out, *conv.filter.linears)
         modules = (self, *layers, short, self.inner_norm, self.outer_norm, conv, *makes)
-        return Recipe(modules, tensors, write, fits, made=(ready.kernel,), holds=holds)
+        return Recipe(modules, tensors, write, fits, made=(spectrum,), holds=holds)
 
     @property
     def order(self) -> tuple[int, int, int]:

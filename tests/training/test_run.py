@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,14 @@ import mixlab
 from mixlab.errors import ConfigError, DataError, MixlabError, TrainingError
 from mixlab.training.loop import Callback, Trainer
 from mixlab.training.recipe import list_recipes, load_recipe
-from mixlab.training.run import read_config, repeat, require_same_run, resume, train
-from tests.training.tiny import CHANGES, OPTIONS, Interrupt, same_weights, tiny, weights
+from mixlab.training.run import RunResult, read_config, repeat, require_same_run, resume, train
+from tests.training.tiny import CHANGES, OPTIONS, Interrupt, dark_and_bright, same_weights, tiny, weights
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """A run that nothing disturbs; tests only read it."""
+    return tiny(tmp_path_factory.mktemp("runs") / "whole")
 
 
 def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
@@ -32,48 +39,58 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
     assert model.class_names == tuple(str(digit) for digit in range(10))
 
 
-def test_equal_seeds_give_equal_weights_and_others_do_not(tmp_path: Path) -> None:
-    runs = [tiny(tmp_path / str(index), seed=seed) for index, seed in enumerate((1, 1, 2))]
-    assert same_weights(runs[0], runs[1])
-    assert not same_weights(runs[0], runs[2])
-    assert same_weights(repeat(tmp_path / "0" / "config.json", tmp_path / "again", progress=False), runs[0])
+def test_equal_seeds_give_equal_weights_and_others_do_not(tmp_path: Path, whole: RunResult) -> None:
+    assert same_weights(tiny(tmp_path / "same", seed=0), whole)
+    assert not same_weights(tiny(tmp_path / "other", seed=2), whole)
+    assert same_weights(repeat(whole.folder / "config.json", tmp_path / "again", progress=False), whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("update", [3, 8, 11])
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path: Path, update: int, number: int) -> None:
-    changes = {"ema_decay": 0.9, "augmentation.mixup": 0.8, "drop_path": 0.2}
-    whole = tiny(tmp_path / "whole", changes=changes)
-    stopped = tiny(tmp_path / "cut", changes=changes, callbacks=[Interrupt(update, number)])
+CHANCE = {"ema_decay": 0.9, "augmentation.mixup": 0.8, "drop_path": 0.2}
+
+
+@pytest.fixture(scope="module")
+def whole_with_chance(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    return tiny(tmp_path_factory.mktemp("runs") / "chance", changes=CHANCE)
+
+
+@pytest.mark.parametrize(("update", "number"), [(3, signal.SIGINT), (8, signal.SIGTERM), (11, signal.SIGINT)])
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, update: int, number: int, whole_with_chance: RunResult
+) -> None:
+    stopped = tiny(tmp_path / "cut", changes=CHANCE, callbacks=[Interrupt(update, number)])
     assert stopped.stopped
     assert not (tmp_path / "cut" / "result.json").exists()
     ended = resume(tmp_path / "cut", progress=False)
     assert not ended.stopped
-    assert same_weights(ended, whole)
-    losses = [[row["train_loss"] for row in run.history] for run in (ended, whole)]
+    assert same_weights(ended, whole_with_chance)
+    losses = [[row["train_loss"] for row in run.history] for run in (ended, whole_with_chance)]
     assert losses[0] == losses[1]
 
 
-def test_a_run_that_was_killed_before_it_saved_anything_starts_again(tmp_path: Path) -> None:
-    whole = tiny(tmp_path / "whole")
+def test_a_run_that_was_killed_before_it_saved_anything_starts_again(tmp_path: Path, whole: RunResult) -> None:
     (tmp_path / "cut").mkdir()
-    (tmp_path / "cut" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    (tmp_path / "cut" / "config.json").write_bytes((whole.folder / "config.json").read_bytes())
     assert same_weights(resume(tmp_path / "cut", progress=False), whole)
 
 
-def test_a_config_of_any_name_is_the_one_that_is_repeated(tmp_path: Path) -> None:
-    first = tiny(tmp_path / "first", seed=3)
+def test_a_config_of_any_name_is_the_one_that_is_repeated(tmp_path: Path, whole: RunResult) -> None:
+    shutil.copytree(whole.folder, tmp_path / "first")
     other = json.loads((tmp_path / "first" / "config.json").read_text()) | {"seed": 4}
     (tmp_path / "first" / "other.json").write_text(json.dumps(other))
     second = repeat(tmp_path / "first" / "other.json", tmp_path / "second", progress=False)
-    assert not same_weights(first, second)
+    assert not same_weights(whole, second)
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match="exists and is not empty"):
         repeat(tmp_path / "first", tmp_path / "file", progress=False)
 
 
 def test_half_precision_trains_on_a_cpu(tmp_path: Path) -> None:
-    result = tiny(tmp_path / "run", changes={"precision": "float16"})
+    """On few images: a CPU convolves in it some ten times slower than in float32."""
+    changes = {"precision": "float16", "batch_size": 4, "schedule.epochs": 8, "schedule.warmup_epochs": 1}
+    settings: dict[str, Any] = {"workers": 0, "tensorboard": False, "progress": False, "device": "cpu"}
+    data = dark_and_bright(tmp_path / "data")
+    settings |= {"recipe": "digits", "changes": changes, "options": OPTIONS}
+    result = train("caformer_pico", data, out=tmp_path / "run", **settings)
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
 
 
@@ -112,8 +129,7 @@ def test_numbers_that_are_none_stop_the_run_and_say_where(tmp_path: Path) -> Non
     assert all(value.isfinite().all() for value in weights(ended).values())
 
 
-def test_a_broken_checkpoint_costs_no_result(tmp_path: Path) -> None:
-    whole = tiny(tmp_path / "whole")
+def test_a_broken_checkpoint_costs_no_result(tmp_path: Path, whole: RunResult) -> None:
     tiny(tmp_path / "cut", save_updates=2, callbacks=[Interrupt(11)])
     last = tmp_path / "cut" / "last.ckpt"
     last.write_bytes(last.read_bytes()[:1000])
@@ -150,20 +166,14 @@ def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
     family = next((f for f in ("sequencer", "vision_lstm", "hyenapixel", "coat") if name.startswith(f)), "metaformer")
     models = {"sequencer": "sequencer2d_pico", "vision_lstm": "vil_pico", "hyenapixel": "hpx_former_pico"}
     model = {**models, "coat": "coat_lite_pico"}.get(family, "caformer_pico")
-    rng = np.random.default_rng(0)
-    for split in ("train", "val"):
-        for label in ("a", "b"):
-            folder = tmp_path / "data" / split / label
-            folder.mkdir(parents=True)
-            for index in range(4):
-                Image.fromarray(rng.integers(0, 255, (40, 36, 3), dtype=np.uint8)).save(folder / f"{index}.png")
+    data = dark_and_bright(tmp_path / "data")
     changes: dict[str, Any] = {"schedule.updates": 3, "batch_size": 4, "image_size": 32, "eval_image_size": 32}
     recipe = load_recipe(name, model=model)
     changes |= {"schedule.warmup_updates": 1} if recipe.schedule.warmup_epochs or recipe.schedule.warmup_updates else {}
     changes |= {"schedule.cooldown_epochs": 0, "precision": "float32"}
     depth = {"depths": [2]} if model == "vil_pico" else {}
     settings: dict[str, Any] = {"workers": 0, "tensorboard": False, "progress": False, "options": depth}
-    result = train(model, tmp_path / "data", out=tmp_path / "run", recipe=name, changes=changes, **settings)
+    result = train(model, data, out=tmp_path / "run", recipe=name, changes=changes, **settings)
     assert result.history[-1]["train_loss"] > 0
 
 
@@ -220,31 +230,37 @@ def test_options_of_the_run_are_checked(tmp_path: Path) -> None:
     bad(tmp_path, "does not divide", ConfigError, micro=48, options=OPTIONS)
 
 
+SKIPS = {"schedule.epochs": 3, "evaluate_every": 2}
+
+
+@pytest.fixture(scope="module")
+def whole_with_skips(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    return tiny(tmp_path_factory.mktemp("runs") / "skips", changes=SKIPS)
+
+
 @pytest.mark.parametrize("update", [3, 8, 12])  # inside, at the end of and after an epoch that is not evaluated
-def test_a_run_that_skips_evaluations_resumes_as_if_nothing_had_happened(update: int, tmp_path: Path) -> None:
-    changes = {"schedule.epochs": 3, "evaluate_every": 2}
-    whole = tiny(tmp_path / "whole", changes=changes)
-    assert [row["epoch"] for row in whole.history] == [2, 3]
-    assert tiny(tmp_path / "parts", changes=changes, callbacks=[Interrupt(update)]).stopped
+def test_a_run_that_skips_evaluations_resumes_as_if_nothing_had_happened(
+    update: int, tmp_path: Path, whole_with_skips: RunResult
+) -> None:
+    assert [row["epoch"] for row in whole_with_skips.history] == [2, 3]
+    assert tiny(tmp_path / "parts", changes=SKIPS, callbacks=[Interrupt(update)]).stopped
     parts = resume(tmp_path / "parts", progress=False)
-    assert same_weights(whole, parts)
-    for ours, theirs in zip(parts.history, whole.history, strict=True):
+    assert same_weights(whole_with_skips, parts)
+    for ours, theirs in zip(parts.history, whole_with_skips.history, strict=True):
         assert ours["train_loss"] == theirs["train_loss"]
 
 
-def test_a_finished_run_is_read_and_not_run_again(tmp_path: Path) -> None:
-    done = tiny(tmp_path / "run")
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
-    again = resume(tmp_path / "run", progress=False)
-    assert again.test == done.test
-    assert list(again.history) == list(done.history)
-    assert same_weights(again, done)
-    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+def test_a_finished_run_is_read_and_not_run_again(whole: RunResult) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in whole.folder.iterdir()}
+    again = resume(whole.folder, progress=False)
+    assert again.test == whole.test
+    assert list(again.history) == list(whole.history)
+    assert same_weights(again, whole)
+    assert before == {path.name: path.stat().st_mtime_ns for path in whole.folder.iterdir()}
 
 
-def test_a_folder_with_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
-    tiny(tmp_path / "run")
-    config = read_config(tmp_path / "run")
-    require_same_run(config, tmp_path / "run")
+def test_a_folder_with_another_run_is_not_gone_on_with(whole: RunResult) -> None:
+    config = read_config(whole.folder)
+    require_same_run(config, whole.folder)
     with pytest.raises(TrainingError, match="another seed"):
-        require_same_run(replace(config, seed=5), tmp_path / "run")
+        require_same_run(replace(config, seed=5), whole.folder)

@@ -5,7 +5,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from mixlab.training.loop import Callback, Trainer
 from mixlab.training.run import RunResult, train
@@ -29,6 +31,18 @@ def tiny(out: Path, *, changes: dict[str, Any] | None = None, **settings: Any) -
     common = {"options": OPTIONS, "workers": 0, "tensorboard": False, "progress": False, "device": "cpu"}
     merged = {**CHANGES, **(changes or {})}
     return train("caformer_pico", "digits", out=out, recipe="digits", changes=merged, **{**common, **settings})
+
+
+def dark_and_bright(folder: Path, each: int = 4) -> Path:
+    """Pictures of noise, so many for each of two classes, in train and val."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for label, darkest in (("bright", 128), ("dark", 0)):
+            (folder / split / label).mkdir(parents=True)
+            for index in range(each):
+                pixels = rng.integers(darkest, darkest + 128, (40, 36, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / label / f"{index}.png")
+    return folder
 
 
 def weights(run: RunResult) -> dict[str, torch.Tensor]:
