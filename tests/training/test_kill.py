@@ -1,10 +1,10 @@
 """Runs in processes of their own: killed at any moment, and two at once."""
 
 import json
-import shutil
 import os
 import random
 import select
+import shutil
 import signal
 import subprocess
 import sys
