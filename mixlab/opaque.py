@@ -67,9 +67,12 @@ def numbered(part: Opaque) -> Tensor:
 
 
 def tensors_of(module: nn.Module) -> list[Tensor] | None:
-    """All that it computes with, or None if something is unknown, or stands in for a parameter: sharding,
-    `torch.func.functional_call`. A compiler follows this in half of the time that it takes for the module's iterators.
+    """All that it computes with, or None if a mixer is better compiled, or something is unknown or stands in for a
+    parameter: sharding, `torch.func.functional_call`. A compiler follows this in half of the time that it takes for
+    the module's iterators.
     """
+    if not getattr(type(module), "outruns_compilers", True):
+        return None
     found: list[Tensor] = []
     for one in module._parameters.values():
         if one is not None:

@@ -17,6 +17,7 @@ from mixlab.deploy import compile_blocks
 from mixlab.errors import CompileError
 from mixlab.grid import Grid
 from mixlab.layers import Branch, Mlp, StarReLU
+from mixlab.mixers import Mixer
 from mixlab.ops.linear import has_own_product
 
 NAMES = ("convformer_pico", "coat_lite_pico", "sequencer2d_pico", "vil_pico", "hpx_former_pico")
@@ -273,6 +274,21 @@ def test_forward_gradients_are_not_lost() -> None:
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(tokens, torch.ones_like(tokens))
         assert torch.autograd.forward_ad.unpack_dual(compiled(block)(dual, grid)).tangent is not None
+
+
+@torch.no_grad()
+def test_mixers_that_do_not_ask_for_it_are_compiled() -> None:
+    class Own(Mixer):
+        def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+            return tokens.flip(1)
+
+    block, tokens, grid = first_block()
+    assert all(mixer.outruns_compilers for mixer in block.mixers)
+    block.token.branches[0].mixer = Own()
+    nodes = nodes_of(block, tokens, grid)
+    assert nodes.count("mixlab.part") == 1  # its MLP
+    assert len(nodes) > 1
+    torch.testing.assert_close(compiled(block)(tokens, grid), block(tokens, grid))
 
 
 @torch.no_grad()

@@ -46,6 +46,7 @@ class WindowAttentionOptions(AttentionOptions):
 
 
 class Attention(Mixer):
+    outruns_compilers = True
     mixes_class_tokens = True
     explains = ("attention",)
     linears = ("qkv", "project")

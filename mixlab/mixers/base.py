@@ -23,6 +23,7 @@ class Mixer(nn.Module):
     explains: ClassVar[tuple[str, ...]] = ()  # what `explain` returns
     linears: ClassVar[tuple[str, ...]] = ()  # linear layers that are only called, so that their weights may be packed
     calls: ClassVar[tuple[str, ...]] = ()  # attributes that are `Shared`
+    outruns_compilers: ClassVar[bool] = False  # True: compiled inference on a CPU calls its block as it is
     direction: str = ""  # where a walk over the tokens starts, for the titles of what it explains
 
     @property

@@ -104,6 +104,7 @@ class ConvRelativePosition(nn.Module):
 class ConvAttention(Mixer):
     """Linear in the number of tokens. The encodings belong to the stage; blocks of a stage share them."""
 
+    outruns_compilers = True
     mixes_class_tokens = True
     crosses = True
     explains = ("query_factor", "key_factor")

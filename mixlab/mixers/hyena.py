@@ -242,6 +242,7 @@ class Hyena(Mixer):
     The released code calls the third one first in a sequence and last in the plane: `gate_first`.
     """
 
+    outruns_compilers = True
     explains = ("kernels", "window")
     linears = ("project", "out")
 

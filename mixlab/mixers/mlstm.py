@@ -148,6 +148,7 @@ class Ready(NamedTuple):
 class Mlstm(Keeper, Mixer):
     """Up-projection, convolution, cell, norm per head, skip, gate, down-projection (Figure 2, right)."""
 
+    outruns_compilers = True
     mixes_channels = True
     mixes_class_tokens = True
     initialises_itself = True

@@ -22,6 +22,8 @@ class PoolOptions:
 class Pool(Mixer):
     """Each token becomes the mean of its neighbourhood, borders not counted, minus itself."""
 
+    outruns_compilers = True
+
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size

@@ -17,6 +17,7 @@ MAX_TOKENS = 4096  # the matrix grows with the square: 64 MB here
 class RandomMixing(Mixer):
     """The matrix is drawn for the model's own image size and resampled for any other."""
 
+    outruns_compilers = True
     explains = ("matrix",)
 
     def __init__(self, grid: Grid) -> None:

@@ -82,6 +82,7 @@ class RecurrentLayer(nn.Module):
 class Recurrent1d(Mixer):
     """The tokens as one sequence, row by row: the vanilla Sequencer block."""
 
+    outruns_compilers = True
     trains_compiled = False  # a compiler unrolls the steps
     linears = ("fusion",)
 
@@ -106,6 +107,7 @@ class Recurrent1d(Mixer):
 class Recurrent2d(Mixer):
     """Columns and rows as sequences of their own, then merged and fused."""
 
+    outruns_compilers = True
     trains_compiled = False
     linears = ("fusion",)
 

@@ -31,6 +31,7 @@ class SepConvOptions:
 class SepConv(Mixer):
     """Widen each token, activation, depthwise convolution over the grid, narrow each token."""
 
+    outruns_compilers = True
     explains = ("kernels",)
     linears = ("widen", "narrow")
 
