@@ -1,6 +1,10 @@
+import importlib.util
 from collections import Counter
 
-from mixlab.data.digits import open_digits
+import numpy as np
+import pytest
+
+from mixlab.data.digits import ask_package, open_digits, read_file
 
 FIRST = (21, 24, 28)  # of the test split
 
@@ -28,3 +32,16 @@ def test_images_are_grey_in_8_bits() -> None:
     image = open_digits("train").read(0)
     assert (image.mode, image.size) == ("L", (8, 8))
     assert image.getextrema() == (0, 255)
+
+
+def test_the_file_holds_what_the_package_gives() -> None:
+    read, asked = read_file(), ask_package()
+    assert read is not None
+    for one, other in zip(read, asked, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+
+
+def test_the_package_is_asked_where_the_file_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert read_file() is None
