@@ -14,7 +14,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard mixlab/native/*.[ch])
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(INSTALLED) ## which mixer for the embedded digits: trains seven small models, offline (2 cores, 8 minutes)
+demo: $(INSTALLED) ## which mixer for the embedded digits: trains seven small models, offline (2 cores, 6 to 12 minutes)
 	$(BIN)/mixlab compare '*_pico' --data digits --recipe digits --jobs 2 --workers 0 --no-tensorboard --out runs/demo
 
 lint: $(INSTALLED) ## ruff and mypy
