@@ -28,7 +28,7 @@ LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--npro
 # Imports once what takes seconds, and becomes a process of its own for every line: its number, and how it ended
 FORKS = """
 import json, os, sys
-import mixlab.training.run, sklearn.datasets
+import mixlab.training.run
 from mixlab.cli import main
 for line in sys.stdin:
     if not (process := os.fork()):
