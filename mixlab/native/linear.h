@@ -128,19 +128,17 @@ static void pack(const struct linear *at, long panel, float *to) {
     }
 }
 
-/* As `tile`, from the bias on where it begins and through the activation where it ends; out may be narrower than a panel. */
-INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
-                        const float *panel, int depth, const float *bias, int begins, int ends, int kind,
-                        const struct after *after, int valid) {
-    vec sums[TALL][PARTS];
+INLINE void linear_start(int rows, vec (*sums)[PARTS], const float *out, ptrdiff_t out_row, const float *bias, int begins,
+                         int valid) {
     for (int i = 0; i < rows; i++)
         for (int p = 0; p < PARTS; p++)
             sums[i][p] = !begins ? load_some(out + i * out_row + p * LANES, valid - p * LANES)
                          : bias  ? load_some(bias + p * LANES, valid - p * LANES)
                                  : (vec){0};
-    if (ends && (kind == ONTO || kind == TIMES_ROOT || kind == GELU_SLOPE))
-        for (int i = 0; i < rows; i++) __builtin_prefetch(after->beside + i * out_row);
-    accumulate(rows, sums, left, left_row, left_column, panel, PANEL, depth);
+}
+
+INLINE void linear_end(int rows, vec (*sums)[PARTS], float *out, ptrdiff_t out_row, int ends, int kind,
+                       const struct after *after, int valid) {
     for (int p = 0; p < PARTS && ends && kind != NOTHING; p++) {
         int place = p * LANES, some = valid - place;
         vec residual = kind == ONTO && after->residual ? load_some(after->residual + place, some) : all(1);
@@ -165,20 +163,36 @@ INLINE void linear_tile(int rows, float *out, ptrdiff_t out_row, const float *le
         for (int p = 0; p < PARTS; p++) store_some(out + i * out_row + p * LANES, sums[i][p], valid - p * LANES);
 }
 
-#define LINEAR_TILE(rows) \
+/* As `tile`, from the bias on where it begins and through the activation where it ends. */
+INLINE void linear_tile(float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
+                        const float *panel, int depth, const float *bias, int begins, int ends, int kind,
+                        const struct after *after) {
+    vec sums[TALL][PARTS];
+    linear_start(TALL, sums, out, out_row, bias, begins, PANEL);
+    if (ends && (kind == ONTO || kind == TIMES_ROOT || kind == GELU_SLOPE))
+        for (int i = 0; i < TALL; i++) __builtin_prefetch(after->beside + i * out_row);
+    accumulate(TALL, sums, left, left_row, left_column, panel, PANEL, depth);
+    linear_end(TALL, sums, out, out_row, ends, kind, after, PANEL);
+}
+
+#define EDGE(rows) \
     case rows: \
-        linear_tile(rows, out, out_row, left, left_row, left_column, panel, depth, bias, begins, ends, kind, after, valid); \
+        accumulate(rows, sums, left, left_row, left_column, panel, PANEL, depth); \
         break;
 
-INLINE void linear_rows(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row,
-                        ptrdiff_t left_column, const float *panel, int depth, const float *bias, int begins, int ends,
-                        int kind, const struct after *after, int valid) {
+/* The same where there are fewer rows or columns: once for all that may follow, which would be much to compile. */
+static __attribute__((noinline)) void linear_edge(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row,
+                                                  ptrdiff_t left_column, const float *panel, int depth, const float *bias,
+                                                  int begins, int ends, int kind, const struct after *after, int valid) {
+    vec sums[TALL][PARTS];
+    linear_start(rows, sums, out, out_row, bias, begins, valid);
     switch (rows) {
-        LINEAR_TILE(1) LINEAR_TILE(2) LINEAR_TILE(3) LINEAR_TILE(4) LINEAR_TILE(5) LINEAR_TILE(6)
+        EDGE(1) EDGE(2) EDGE(3) EDGE(4) EDGE(5) EDGE(6)
 #if TALL > 6
-        LINEAR_TILE(7) LINEAR_TILE(8) LINEAR_TILE(9) LINEAR_TILE(10) LINEAR_TILE(11) LINEAR_TILE(12)
+        EDGE(7) EDGE(8) EDGE(9) EDGE(10) EDGE(11) EDGE(12)
 #endif
     }
+    linear_end(rows, sums, out, out_row, ends, kind, after, valid);
 }
 
 /* Some rows of the product times some panels. */
@@ -203,10 +217,9 @@ INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdif
                     if (here.branch) here.branch += column;
                 }
                 if (some == TALL && valid == PANEL)
-                    linear_tile(TALL, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, kind, &here,
-                                PANEL);
+                    linear_tile(place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, kind, &here);
                 else
-                    linear_rows(some, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, kind, &here,
+                    linear_edge(some, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, kind, &here,
                                 valid);
             }
         }
