@@ -14,7 +14,7 @@ from mixlab.grid import Grid
 from mixlab.modules import Modules
 from mixlab.native import may_run
 from mixlab.native.linear import AS_IT_IS, Then, run_mlp
-from mixlab.native.norm import Norm
+from mixlab.native.norm import Norm, fits, norm_of_product
 from mixlab.native.steps import GIVEN, OUT, Place, Steps, Sum
 from mixlab.opaque import Opaque
 from mixlab.ops.activations import (
@@ -300,6 +300,16 @@ def known_norm(norm: nn.Module) -> Norm | None:
     weight, bias = weights_of(norm)
     plain = weight is not None and weight.is_contiguous() and (bias is None or bias.is_contiguous())
     return Norm(weight, bias, norm.eps) if plain else None
+
+
+def normed(norm: nn.Module, one: Tensor, other: Tensor | None = None) -> Tensor:
+    """norm(one) or norm(one * other) of (B, ..., C)."""
+    given, known = [one] if other is None else [one, other], known_norm(norm)
+    if known is not None and (known.weight is not None or other is not None) and may_run(*given, *known[:2]):
+        parts = [part.flatten(1, -2) for part in given]
+        if fits(*parts) and all(part is None or part.shape == one.shape[-1:] for part in known[:2]):
+            return norm_of_product(parts[0], parts[1] if other is not None else None, known).view(one.shape)
+    return norm(one if other is None else one * other)
 
 
 # -- the channel MLP -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mixlab.choices import Choice, Registry
 from mixlab.errors import ConfigError, require
 from mixlab.grid import Grid
 from mixlab.kept import Kept, may_keep
-from mixlab.layers import Activation, ActivationChoice, activation, is_plain
+from mixlab.layers import Activation, ActivationChoice, activation, is_plain, normed
 from mixlab.modules import Modules
 
 Position = Literal["before", "after", "none"]
@@ -37,7 +37,7 @@ class Downsample(nn.Module):
 
     def forward(self, image_map: Tensor) -> tuple[Tensor, Grid]:
         if self.norm is not None and self.norm_first:
-            image_map = self.norm(image_map.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            image_map = normed(self.norm, image_map.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         if self.patchify:
             image_map = self.pad(image_map)
         # channels-last in, channels-last out: the tokens behind it are a view
@@ -45,7 +45,7 @@ class Downsample(nn.Module):
         grid = Grid(image_map.shape[2], image_map.shape[3])
         tokens = grid.from_map(image_map)
         if self.norm is not None and not self.norm_first:
-            tokens = self.norm(tokens)
+            tokens = normed(self.norm, tokens)
         return tokens, grid
 
     def convolve(self, image_map: Tensor) -> Tensor:

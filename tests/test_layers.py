@@ -15,6 +15,7 @@ from mixlab.layers import (
     StochasticDepth,
     activation,
     norm,
+    normed,
 )
 
 
@@ -26,6 +27,22 @@ class Double(nn.Module):
 def residual(drop_rate: float, *, skip: bool, branches: int = 1, dim: int = 4) -> Residual:
     parts = [Branch(nn.Identity(), Double()) for _ in range(branches)]
     return Residual(parts, Scaling(dim), drop_rate=drop_rate, skip=skip)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7, 32), (1, 9, 48)])
+@torch.inference_mode()
+def test_a_norm_by_a_kernel_is_the_norm(shape: tuple[int, ...]) -> None:
+    norm, x = nn.LayerNorm(shape[-1]), 3 * torch.randn(shape) + 1
+    nn.init.normal_(norm.weight)
+    torch.testing.assert_close(normed(norm, x), norm(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(normed(norm, x.transpose(0, 1)), norm(x).transpose(0, 1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(normed(norm, x, x), norm(x * x), rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_norm_of_another_width_is_refused_by_pytorch_itself() -> None:
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        normed(nn.LayerNorm(16), torch.randn(2, 3, 32))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS.names())

@@ -27,11 +27,11 @@ from mixlab.implicit_filter import (
     taps_both_ways,
 )
 from mixlab.kept import Keeper, Kept, may_keep
-from mixlab.layers import DepthwiseConv, is_depthwise, known_norm, through, weights_of
+from mixlab.layers import DepthwiseConv, is_depthwise, known_norm, normed, through, weights_of
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.native import may_run
 from mixlab.native.depthwise import convolve_and_multiply, joins
-from mixlab.native.norm import WIDTH, fits, norm_of_product
+from mixlab.native.norm import WIDTH
 from mixlab.native.steps import OUT, Place, Product, Steps, Sum
 from mixlab.ops.longconv import Form, Prepared, convolve, native_kernel, prepare_1d, prepare_2d, runs_natively
 
@@ -274,7 +274,7 @@ class Hyena(Mixer):
         bare = Grid(grid.height, grid.width)
         product, gate = self.gated(through(self.project, grid.image(tokens)), bare)
         mixed = self.conv(product, bare, gate)
-        return grid.behind_zeros(through(self.out, self.normed(self.outer_norm, mixed)))
+        return grid.behind_zeros(through(self.out, normed(self.outer_norm, mixed)))
 
     def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
         inner, outer, conv, short = known_norm(self.inner_norm), known_norm(self.outer_norm), self.conv, self.short
@@ -329,15 +329,7 @@ class Hyena(Mixer):
                 made = convolve_and_multiply(image, kernel, bias, padding, self.order, norm.weight, norm.eps)
                 return made[0].flatten(1, 2), made[1].flatten(1, 2)
         parts = self.shorten(wide, grid).chunk(3, -1)
-        return self.normed(self.inner_norm, parts[one], parts[other]), parts[gate]
-
-    def normed(self, norm: nn.Module, one: Tensor, other: Tensor | None = None) -> Tensor:
-        """norm(one * other), or norm(one)."""
-        parts, known = [one] if other is None else [one, other], known_norm(norm)
-        nothing = known is None or (known.weight is None and other is None)
-        if known is None or nothing or not (may_run(*parts, known.weight, known.bias) and fits(*parts)):
-            return norm(one if other is None else one * other)
-        return norm_of_product(one, other, known.weight, known.bias, eps=known.eps)
+        return normed(self.inner_norm, parts[one], parts[other]), parts[gate]
 
     def over(self, grid: Grid) -> Grid:
         """What the short convolution goes over: the plane or the tokens."""

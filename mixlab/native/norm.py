@@ -31,16 +31,9 @@ class NormAbout(ctypes.Structure):
     )
 
 
-def norm_of_product(
-    one: Tensor,
-    other: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None = None,
-    *,
-    eps: float,
-) -> Tensor:
+def norm_of_product(one: Tensor, other: Tensor | None, norm: Norm) -> Tensor:
     """(B, N, C) with contiguous channels and images; without a weight only the product."""
-    found, (batch, tokens, width) = kernels(), one.shape
+    found, (batch, tokens, width), (weight, bias, eps) = kernels(), one.shape, norm
     assert found is not None
     out = one.new_empty(one.shape)
     pointers = (pointer(part) for part in (one, other, weight, bias, out))
@@ -50,8 +43,11 @@ def norm_of_product(
 
 
 def fits(*parts: Tensor) -> bool:
-    """Whether these (B, N, C) can be walked row by row."""
+    """Whether these (B, N, C) of one shape can be walked row by row."""
     return all(
-        part.shape[-1] % WIDTH == 0 and part.stride(2) == 1 and part.stride(0) == part.shape[1] * part.stride(1)
+        part.shape == parts[0].shape
+        and part.shape[-1] % WIDTH == 0
+        and part.stride(2) == 1
+        and part.stride(0) == part.shape[1] * part.stride(1)
         for part in parts
     )

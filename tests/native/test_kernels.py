@@ -26,7 +26,7 @@ from mixlab.native.depthwise import convolve_and_multiply, convolve_channels, ta
 from mixlab.native.factor import run_factor
 from mixlab.native.linear import AFTER, run_linear, run_mlp, run_star
 from mixlab.native.mlstm import compiled_mlstm
-from mixlab.native.norm import norm_of_product
+from mixlab.native.norm import Norm, norm_of_product
 from mixlab.native.recurrent import Run, lstm_maps
 from mixlab.ops import linear, longconv
 from mixlab.ops.blockdiagonal import heads_of, may_train_heads, trained_heads
@@ -176,9 +176,10 @@ def test_norm_of_a_product(lanes: int, tokens: int) -> None:
     wide, weight, bias = torch.randn(2, tokens, 96), torch.rand(32), torch.randn(32)
     one, other, _ = wide.chunk(3, -1)
     expected = F.layer_norm((one * other).double(), (32,), weight.double(), bias.double(), 1e-5)
-    near(norm_of_product(one, other, weight, bias, eps=1e-5), expected)
-    near(norm_of_product(one, other, None, eps=1e-5), (one * other).double())
-    near(norm_of_product(one, None, weight, eps=1e-5), F.layer_norm(one.double(), (32,), weight.double(), None, 1e-5))
+    near(norm_of_product(one, other, Norm(weight, bias, 1e-5)), expected)
+    near(norm_of_product(one, other, Norm(None, None, 1e-5)), (one * other).double())
+    normed = norm_of_product(one, None, Norm(weight, None, 1e-5))
+    near(normed, F.layer_norm(one.double(), (32,), weight.double(), None, 1e-5))
 
 
 @pytest.mark.parametrize("rows", [17, 500])  # packed where they are used, and before
