@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test lint docs docs-test export-matrix browser-test parity compile-all bench bench-full costs reproduce counts clean
+.PHONY: help demo test quick-test lint docs docs-test export-matrix browser-test parity compile-all bench bench-full costs reproduce counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -22,8 +22,11 @@ lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## lint and every quick test (2 cores, 16 to 26 minutes with set-up)
-	$(BIN)/python -m pytest -n 2 -m "not heavy and not browser"
+test: $(INSTALLED) ## lint and every quick test, side by side (2 cores, 16 to 26 minutes with set-up)
+	@$(MAKE) --no-print-directory --jobs 2 lint quick-test
+
+quick-test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not heavy and not browser"
 
 docs: $(INSTALLED) ## the site, into site/; warnings are errors
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -147,7 +147,8 @@ struct linear {
     float then[2]; /* a factor and a summand behind the squared ReLU */
 };
 
-/* Two of them, one behind the other; `left` of the second and `out` of the first are not used. */
+/* Two of them, one behind the other; `left` of the second is not used. `out` of the first, or NULL: rows x columns of the hidden
+layer, without gaps. */
 struct mlp {
     struct linear first, second;
     long tasks;

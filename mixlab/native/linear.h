@@ -288,7 +288,8 @@ static int run_linear(const struct linear *given) {
     return share(linear_task, &at, blocks * at.groups, at.threads);
 }
 
-/* Two layers and what lies between them: as many rows a task as leave the hidden layer in the second cache. */
+/* Two layers and what lies between them: as many rows a task as leave the hidden layer in the second cache. It is kept where
+`out` of the first says so. */
 #define HIDDEN_AT_ONCE 98304
 
 static int mlp_pack_task(void *about, long panel) {
@@ -299,18 +300,21 @@ static int mlp_pack_task(void *about, long panel) {
 
 static int mlp_task(void *about, long index) {
     const struct mlp *at = about;
-    struct linear inner = at->first;
-    const struct linear *first = &inner, *second = &at->second;
-    long row = first->rows * index / at->tasks, rows = first->rows * (index + 1) / at->tasks - row;
-    int width = (first->columns + PANEL - 1) / PANEL * PANEL;
-    float *hidden = claim((size_t)rows * width);
-    if (!hidden) return 1;
-    inner.out_row = width;
-    linear_after(first, row, 0, first->left + row * first->left_row, first->left_row, 1, first->packed, rows, first->columns,
-                 hidden);
-    linear_after(second, row, 0, hidden, width, 1, second->packed, rows, second->columns,
+    struct linear first = at->first;
+    const struct linear *second = &at->second;
+    long row = first.rows * index / at->tasks, rows = first.rows * (index + 1) / at->tasks - row;
+    int keeps = first.out != NULL, aside = first.after == AND_GELU; /* the second layer takes what lies aside */
+    if (!keeps) first.out_row = (first.columns + PANEL - 1) / PANEL * PANEL;
+    float *room = !keeps || aside ? claim((size_t)rows * first.out_row) : NULL;
+    if (!room && (!keeps || aside)) return 1;
+    float *out = keeps ? first.out + row * first.out_row : room;
+    if (first.beside) first.beside += row * first.out_row;
+    if (aside) first.aside = room;
+    else if (first.aside) first.aside += row * first.out_row;
+    linear_after(&first, 0, 0, first.left + row * first.left_row, first.left_row, 1, first.packed, rows, first.columns, out);
+    linear_after(second, row, 0, room ? room : out, first.out_row, 1, second->packed, rows, second->columns,
                  second->out + row * second->out_row);
-    free(hidden);
+    free(room);
     return 0;
 }
 

@@ -77,15 +77,12 @@ def run_linear(
     aside: Tensor | None = None,
 ) -> Tensor:
     """f(x W^T + b) of (..., in) and (out, in), or one of `BESIDE`; all outputs and what lies beside are contiguous."""
-    found, (columns, depth) = kernels(), weight.shape
+    found, rows = kernels(), math.prod(x.shape[:-1])
     assert found is not None
     if out is None:
-        out = x.new_empty(*x.shape[:-1], columns)
-    turned = weight.stride(1) == 1
-    strides = (depth, 1, weight.stride(0) if turned else weight.stride(1), columns)
-    sizes = (rows := math.prod(x.shape[:-1]), columns, depth)
-    packed = x.new_empty(-(-columns // PANEL) * PANEL * depth) if rows > FEW else None
-    about = describe(x, weight, bias, packed, out, strides, sizes, turned, after, then)
+        out = x.new_empty(*x.shape[:-1], len(weight))
+    packed = room_for(weight) if rows > FEW else None
+    about = describe(x, weight, bias, packed, out, rows, after, then)
     about.beside, about.aside = pointer(beside), pointer(aside)
     found.run("linear", about)
     return out
@@ -99,34 +96,55 @@ def run_mlp(
     offset: Tensor | None,
     after: str,
     then: Then = AS_IT_IS,
+    *,
+    out: Tensor | None = None,
+    hidden: Tensor | None = None,
+    beside: Tensor | None = None,
+    aside: Tensor | None = None,
 ) -> Tensor:
-    """f(x A^T + a) B^T + b of (..., in); the weights (hidden, in) and (out, hidden) are contiguous."""
-    found, (hidden, depth), columns = kernels(), first.shape, len(second)
+    """f(x A^T + a) B^T + b of (..., in) with weights (hidden, in) and (out, hidden).
+
+    `hidden` gets f(x A^T + a), or of "and_gelu" what is in front of it. The rest is as in `run_linear`.
+    """
+    found, rows = kernels(), math.prod(x.shape[:-1])
     assert found is not None
-    out, rows = x.new_empty(*x.shape[:-1], columns), math.prod(x.shape[:-1])
-    packed = [x.new_empty(-(-len(weight) // PANEL) * PANEL * weight.shape[1]) for weight in (first, second)]
+    if out is None:
+        out = x.new_empty(*x.shape[:-1], len(second))
+    if rows <= FEW:
+        between = hidden if hidden is not None else x.new_empty(rows, len(first))
+        taken = x.new_empty(rows, len(first)) if after == "and_gelu" else between
+        run_linear(
+            x, first, bias, after, then, out=between, beside=beside, aside=taken if taken is not between else aside
+        )
+        return run_linear(taken, second, offset, out=out)
+    packed = [room_for(weight) for weight in (first, second)]
     about = MlpAbout(
-        describe(x, first, bias, packed[0], None, (depth, 1, depth, hidden), (rows, hidden, depth), True, after, then),
-        describe(None, second, offset, packed[1], out, (hidden, 1, hidden, columns), (rows, columns, hidden), True),
+        describe(x, first, bias, packed[0], hidden, rows, after, then),
+        describe(None, second, offset, packed[1], out, rows),
         0,
     )
+    about.first.beside, about.first.aside = pointer(beside), pointer(aside)
     found.run("mlp", about)
     return out
 
 
+def room_for(weight: Tensor) -> Tensor:
+    """What a weight (out, in) is packed into."""
+    return weight.new_empty(-(-len(weight) // PANEL) * PANEL * weight.shape[1])
+
+
 def describe(
     left: Tensor | None,
-    right: Tensor,
+    weight: Tensor,
     bias: Tensor | None,
     packed: Tensor | None,
     out: Tensor | None,
-    strides: tuple[int, int, int, int],
-    sizes: tuple[int, int, int],
-    turned: bool,
+    rows: int,
     after: str = "none",
     then: Then = AS_IT_IS,
 ) -> LinearAbout:
-    """`strides`: of the rows and columns of `left`, and of the rows of `right` and `out`."""
-    rows, columns, depth = sizes
+    """Of contiguous rows and a weight (out, in) with contiguous rows or columns."""
+    (columns, depth), turned = weight.shape, weight.stride(1) == 1
+    strides = (depth, 1, weight.stride(0) if turned else weight.stride(1), columns)
     numbers = (rows, 1, columns, depth, turned, KINDS.index(after), torch.get_num_threads(), then)
-    return LinearAbout(*map(pointer, (left, right, bias, packed, out)), None, None, None, None, *strides, *numbers)
+    return LinearAbout(*map(pointer, (left, weight, bias, packed, out)), None, None, None, None, *strides, *numbers)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.guards import is_many
-from mixlab.native.linear import run_linear
+from mixlab.native import linear as native
+from mixlab.native.linear import run_linear, run_mlp
 from mixlab.ops.linear import is_fast, is_own_product, linear_reference, product
 
 Inner = Literal["relu", "squared_relu", "gelu"]
@@ -43,40 +44,42 @@ class MlpGradient(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, first: Tensor, inner_bias: Tensor | None, second: Tensor, bias: Tensor | None, inner: Inner
     ) -> Tensor:
-        out, kept, rows = x.new_empty(len(x), len(second)), [], rows_at_once(first)
-        for some, place in zip(x.split(rows), out.split(rows), strict=True):
-            hidden, active = hidden_layer(some, first, inner_bias, inner)
-            kept.append(hidden)
-            multiply(active, second, bias, place)
+        hidden = x.new_empty(len(x), len(first))
+        if is_own_product(x, first, inner_bias) and native.fits(hidden, second, bias):
+            out = run_mlp(x, first, inner_bias, second, bias, "and_gelu" if inner == "gelu" else inner, hidden=hidden)
+        else:
+            out, rows = x.new_empty(len(x), len(second)), rows_at_once(first)
+            for some, inside, place in zip(x.split(rows), hidden.split(rows), out.split(rows), strict=True):
+                inside.copy_(product(some, first, inner_bias, "none" if inner == "gelu" else inner))
+                place.copy_(product(activate(inside, inner), second, bias))
         ctx.inner = inner
-        ctx.save_for_backward(x, first, inner_bias, second, bias, *kept)
+        ctx.save_for_backward(x, first, inner_bias, second, bias, hidden)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, first, inner_bias, second, bias, *kept = ctx.saved_tensors
+        x, first, inner_bias, second, bias, kept = ctx.saved_tensors
         inputs, needed = (x, first, inner_bias, second, bias), ctx.needs_input_grad[:5]
         if torch.is_grad_enabled() or is_many(gradient) or not is_fast(gradient, second.t()):  # as it is written
             return *of_reference(inputs, needed, gradient, ctx.inner), None
         back = (second * 2 if ctx.inner == "squared_relu" else second).t()  # the slope of r^2 is 2 r
         to_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed[0] else None
         sums: list[Tensor | None] = [None] * 3  # of the first layer's weight and bias, and of the second's weight
-        start = 0
-        for hidden in kept:
-            here = slice(start, start := start + len(hidden))
+        rows = rows_at_once(first)
+        for index, (some, hidden) in enumerate(zip(gradient.split(rows), kept.split(rows), strict=True)):
+            here = slice(index * rows, index * rows + len(some))
             if not any(needed[:3]):
                 if needed[3]:
-                    sums[2] = add_product(sums[2], gradient[here], activate(hidden, ctx.inner))
+                    sums[2] = add_product(sums[2], some, activate(hidden, ctx.inner))
                 continue
-            to_hidden, active = hidden_gradient(gradient[here], back, hidden, ctx.inner)
+            place = None if to_x is None else to_x[here]
+            to_hidden, active = hidden_gradient(some, back, hidden, ctx.inner, first.t(), place)
             if needed[3]:
-                sums[2] = add_product(sums[2], gradient[here], active)
+                sums[2] = add_product(sums[2], some, active)
             if needed[1]:
                 sums[0] = add_product(sums[0], to_hidden, x[here])
             if needed[2]:
                 sums[1] = to_hidden.sum(0) if sums[1] is None else sums[1].add_(to_hidden.sum(0))
-            if to_x is not None:
-                multiply(to_hidden, first.t(), None, to_x[here])
         return to_x, sums[0], sums[1], sums[2], gradient.sum(0) if needed[4] else None, None
 
 
@@ -84,26 +87,25 @@ def rows_at_once(weight: Tensor) -> int:
     return max(256, AT_ONCE // (4 * len(weight)))
 
 
-def hidden_layer(x: Tensor, weight: Tensor, bias: Tensor | None, inner: Inner) -> tuple[Tensor, Tensor]:
-    """What is kept of the hidden layer, and what the second layer takes."""
-    if inner == "gelu" and is_own_product(x, weight, bias):
-        active = x.new_empty(len(x), len(weight))
-        return run_linear(x, weight, bias, "and_gelu", aside=active), active
-    hidden = product(x, weight, bias, "none" if inner == "gelu" else inner)
-    return hidden, activate(hidden, inner)
-
-
 def activate(kept: Tensor, inner: Inner) -> Tensor:
     """What the second layer takes, from what is kept."""
     return F.gelu(kept) if inner == "gelu" else kept
 
 
-def hidden_gradient(gradient: Tensor, back: Tensor, kept: Tensor, inner: Inner) -> tuple[Tensor, Tensor]:
-    """The gradient in front of the activation, and what the second layer took. `back` has the 2 of a square's slope."""
-    if inner != "relu" and is_own_product(gradient, back, None):
+def hidden_gradient(
+    gradient: Tensor, back: Tensor, kept: Tensor, inner: Inner, further: Tensor, to_x: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradient in front of the activation, and what the second layer took. `back` has the 2 of a square's slope.
+
+    The gradient times `further` goes into `to_x`.
+    """
+    if inner != "relu" and is_own_product(gradient, back, None) and native.fits(kept, further, None):
         active = torch.empty_like(kept) if inner == "gelu" else None
-        after = "times_root" if active is None else "gelu_slope"
-        found = run_linear(gradient, back, None, after, beside=kept, aside=active)
+        found, after = torch.empty_like(kept), "times_root" if active is None else "gelu_slope"
+        if to_x is None:
+            run_linear(gradient, back, None, after, out=found, beside=kept, aside=active)
+        else:
+            run_mlp(gradient, back, None, further, None, after, out=to_x, hidden=found, beside=kept, aside=active)
         return found, kept if active is None else active
     found, active = product(gradient, back), activate(kept, inner)
     if inner == "gelu":
@@ -112,15 +114,9 @@ def hidden_gradient(gradient: Tensor, back: Tensor, kept: Tensor, inner: Inner) 
         found.mul_(kept.sqrt())
     else:
         torch.ops.aten.threshold_backward.grad_input(found, kept, 0, grad_input=found)
+    if to_x is not None:
+        to_x.copy_(product(found, further))
     return found, active
-
-
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out = x W^T + b"""
-    if is_own_product(x, weight, bias):
-        run_linear(x, weight, bias, out=out)
-    else:
-        out.copy_(product(x, weight, bias))
 
 
 def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
