@@ -2,7 +2,7 @@
 
 Blocks of queries meet blocks of keys: scores stay in the second cache, and memory is linear in the number of tokens. Keys
 lie in panels of 16 for scores, values in rows for their weighted sum. Queries are scaled so that exponents are those of 2. */
-#define QUERIES (8 * TALL) /* at once */
+#define QUERIES 72 /* at once: a multiple of TALL */
 #define KEYS 512
 #define MOST_QUERIES 768 /* of a task */
 #define TOKENS_AHEAD 12
@@ -78,28 +78,40 @@ static void scores_of(float *out, int out_row, const float *left, int left_row, 
 /* From a row of scores to the next: an odd number of cache lines, so that a column of them is spread over the cache. */
 INLINE int scores_row(int keys) { return padded_to(keys, 2 * PANEL) + PANEL; }
 
-/* A row of scores becomes 2 to the power of what they lack of the largest so far. Returns how much smaller that makes what
-was summed before. What is not a number is never the largest, but spreads through the sum. */
-static float soften(float *scores, int count, float *peak, float *total) {
+/* The largest of a vector, in all places. */
+INLINE vec largest_of(vec x) {
+    for (int half = LANES / 2; half; half /= 2) {
+        ivec order;
+        for (int lane = 0; lane < LANES; lane++) order[lane] = lane ^ half;
+        x = larger_of(x, __builtin_shuffle(x, order));
+    }
+    return x;
+}
+
+/* The largest score of a row; what is not a number is never the largest. Behind the last comes what changes nothing. */
+INLINE float peak_of(float *scores, int count) {
     int last = (count - 1) / LANES * LANES;
     ivec lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
-    store(scores + last, choose(lane < count - last, load(scores + last), all(-__builtin_inff())));
-    vec most = all(*peak), sums = {0};
-    for (int k = 0; k <= last; k += LANES) most = larger_of(load(scores + k), most);
-    float now = most[0];
-    for (int i = 1; i < LANES; i++) now = most[i] > now ? most[i] : now;
+    vec most = choose(lane < count - last, load(scores + last), all(-__builtin_inff()));
+    store(scores + last, most);
+    for (int k = 0; k < last; k += LANES) most = larger_of(load(scores + k), most);
+    return largest_of(most)[0];
+}
+
+/* A row of scores becomes 2 to the power of what they lack of a peak. Returns the sum, through which spreads what is not a
+number. */
+INLINE float soften(float *scores, int count, float peak) {
+    int last = (count - 1) / LANES * LANES;
+    vec sums = {0};
     for (int k = 0; k < last; k += LANES) {
-        vec x = power_of_two(load(scores + k) - now);
+        vec x = power_of_two(load(scores + k) - peak);
         store(scores + k, x);
         sums += x;
     }
-    vec x = power_of_two(load(scores + last) - now);
-    store(scores + last, x);
-    float left = power_of_two(all(*peak - now))[0];
-    *total = *total * left + sum(sums + first_of(x, count - last));
-    *peak = now;
-    return left;
+    vec end = power_of_two(load(scores + last) - peak);
+    store(scores + last, end);
+    return sum(sums + first_of(end, count - last));
 }
 
 struct attention_room {
@@ -113,9 +125,16 @@ static void attend(const struct attention *at, const struct attention_room *room
     gather(room->query, padded, query, at->row, queries, width, at->scale * LOG2_E);
     scores_of(room->scores, row, room->query, padded, room->keys, queries, keys, width);
     for (int i = 0; i < queries; i++) {
-        float left = soften(room->scores + i * row, keys, room->peak + i, room->total + i), *sums = room->sums + i * padded;
-        for (int c = 0; c < padded && !begins; c += LANES) store(sums + c, load(sums + c) * left);
+        float before = room->peak[i], now = peak_of(room->scores + i * row, keys), *sums = room->sums + i * padded;
+        room->peak[i] = begins || now > before ? now : before;
+        if (begins) room->total[i] = 0;
+        else {
+            float left = power_of_two(all(before - room->peak[i]))[0];
+            room->total[i] *= left;
+            for (int c = 0; c < padded; c += LANES) store(sums + c, load(sums + c) * left);
+        }
     }
+    for (int i = 0; i < queries; i++) room->total[i] += soften(room->scores + i * row, keys, room->peak[i]);
     multiply(room->sums, padded, room->scores, row, 1, room->values, padded, queries, padded, keys, !begins);
 }
 
@@ -144,7 +163,6 @@ static int attention_task(void *about, long index) {
     struct attention_room room = {take(&next, (size_t)keys * width), take(&next, (size_t)keys * padded),
                                   take(&next, (size_t)most * padded), take(&next, (size_t)most * row),
                                   take(&next, queries * padded), take(&next, queries), take(&next, queries)};
-    for (long i = 0; i < queries; i++) room.peak[i] = -__builtin_inff(), room.total[i] = 0;
     const float *tokens = at->qkv + image * at->image + head * width;
     for (long key = 0; key < at->tokens; key += keys) {
         int some = at_most_of(at->tokens - key, keys);

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixlab.grid import Grid
 from mixlab.guards import is_many, is_transformed
-from mixlab.native import is_plain, may_run
+from mixlab.native import is_plain, kernels, may_run
 from mixlab.native.attention import attention_gradient, fits, run_attention
 from mixlab.ops.linear import has_own_product
 
@@ -52,7 +52,7 @@ def suits_kernel(qkv: Tensor, heads: int) -> bool:
 def may_train(qkv: Tensor) -> bool:
     """Whether these are plain float32 numbers of a CPU, of which a gradient and nothing else is wanted."""
     wanted = torch.is_grad_enabled() and qkv.requires_grad
-    if not wanted or is_transformed() or torch.is_autocast_enabled("cpu"):
+    if not wanted or is_transformed() or torch.is_autocast_enabled("cpu") or kernels() is None:
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and is_plain(qkv)
 
