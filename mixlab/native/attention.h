@@ -88,7 +88,8 @@ INLINE vec largest_of(vec x) {
     return x;
 }
 
-/* The largest score of a row; what is not a number is never the largest. Behind the last comes what changes nothing. */
+/* The largest score of a row, or any number where one of them is none: then the sum is none either. Scores behind the last
+become what changes no sum. */
 INLINE float peak_of(float *scores, int count) {
     int last = (count - 1) / LANES * LANES;
     ivec lane;
@@ -112,6 +113,18 @@ INLINE float soften(float *scores, int count, float peak) {
     vec end = power_of_two(load(scores + last) - peak);
     store(scores + last, end);
     return sum(sums + first_of(end, count - last));
+}
+
+/* Where the first token of a head begins, heads counted through all images. */
+INLINE const float *head_at(const float *from, ptrdiff_t image, int heads, int width, long index) {
+    return from + index / heads * image + index % heads * width;
+}
+
+/* Tokens of the head that probably comes next, into the second cache while this one is at work. */
+INLINE void ask_ahead(const float *tokens, ptrdiff_t row, int count, int width, int parts, int channels) {
+    for (int i = 0; i < count; i++, tokens += row)
+        for (int part = 0; part < parts; part++)
+            for (int c = 0; c < width; c += 16) __builtin_prefetch(tokens + part * channels + c, 0, 2);
 }
 
 struct attention_room {
@@ -159,11 +172,14 @@ static int attention_task(void *about, long index) {
     int most = piece_of(queries, QUERIES, TALL), keys = piece_of(at->tokens, KEYS, PANEL), row = scores_row(keys);
     float *all_room = claim((size_t)keys * (width + padded) + (size_t)most * (padded + row) + (queries + PANEL) * (padded + 2));
     if (!all_room) return 1;
-    float *next = all_room;
-    struct attention_room room = {take(&next, (size_t)keys * width), take(&next, (size_t)keys * padded),
-                                  take(&next, (size_t)most * padded), take(&next, (size_t)most * row),
-                                  take(&next, queries * padded), take(&next, queries), take(&next, queries)};
-    const float *tokens = at->qkv + image * at->image + head * width;
+    float *rest = all_room;
+    struct attention_room room = {take(&rest, (size_t)keys * width), take(&rest, (size_t)keys * padded),
+                                  take(&rest, (size_t)most * padded), take(&rest, (size_t)most * row),
+                                  take(&rest, queries * padded), take(&rest, queries), take(&rest, queries)};
+    long next = index / at->parts + at->threads;
+    int follows = at->parts == 1 && next < (long)at->images * at->heads;
+    const float *tokens = head_at(at->qkv, at->image, at->heads, width, index / at->parts);
+    const float *ahead = follows ? head_at(at->qkv, at->image, at->heads, width, next) : NULL;
     for (long key = 0; key < at->tokens; key += keys) {
         int some = at_most_of(at->tokens - key, keys);
         const float *from = tokens + key * at->row + channels;
@@ -172,6 +188,7 @@ static int attention_task(void *about, long index) {
         struct attention_room here = room;
         for (long query = 0; query < queries; query += most) {
             int count = at_most_of(queries - query, most);
+            if (ahead && !key) ask_ahead(ahead + query * at->row, at->row, count, width, 3, channels);
             attend(at, &here, tokens + (first + query) * at->row, count, some, !key, row);
             if (key + some == at->tokens) write_attended(at, &here, image, head, first + query, count);
             here.sums += (ptrdiff_t)count * padded, here.peak += count, here.total += count;
@@ -226,7 +243,8 @@ static void falls_of(const struct attention_gradient *at, float *fall, const flo
             ask_for(out + TOKENS_AHEAD * channels, at->width);
             ask_for(gradient + TOKENS_AHEAD * at->gradient_row, at->width);
         }
-        for (int c = 0; c < at->width; c += LANES) total += load_some(out + c, at->width - c) * load_some(gradient + c, at->width - c);
+        for (int c = 0; c < at->width; c += LANES)
+            total += load_some(out + c, at->width - c) * load_some(gradient + c, at->width - c);
         fall[i] = sum(total);
     }
 }
@@ -239,16 +257,19 @@ static int attention_back_task(void *about, long index) {
     float *all_room = claim((size_t)keys * (2 * width + 3 * padded) + (size_t)2 * most * (padded + row) +
                             (size_t)(at->tokens + PANEL) * (padded + 1));
     if (!all_room) return 1;
-    float *next = all_room;
-    struct back_room room = {take(&next, (size_t)keys * width), take(&next, (size_t)keys * width),
-                             take(&next, (size_t)keys * padded), take(&next, (size_t)most * padded),
-                             take(&next, (size_t)most * padded), take(&next, (size_t)most * row),
-                             take(&next, (size_t)most * row), take(&next, (size_t)keys * padded),
-                             take(&next, (size_t)keys * padded), take(&next, at->tokens * padded), take(&next, at->tokens)};
-    const float *tokens = at->qkv + image * at->image + head * width, *logs = at->logs + index * at->tokens;
-    const float *gradient = at->gradient + image * at->gradient_image + head * width;
+    float *rest = all_room;
+    struct back_room room = {take(&rest, (size_t)keys * width), take(&rest, (size_t)keys * width),
+                             take(&rest, (size_t)keys * padded), take(&rest, (size_t)most * padded),
+                             take(&rest, (size_t)most * padded), take(&rest, (size_t)most * row),
+                             take(&rest, (size_t)most * row), take(&rest, (size_t)keys * padded),
+                             take(&rest, (size_t)keys * padded), take(&rest, at->tokens * padded), take(&rest, at->tokens)};
+    long next = index + at->threads < (long)at->images * at->heads ? index + at->threads : index;
+    const float *tokens = head_at(at->qkv, at->image, at->heads, width, index), *logs = at->logs + index * at->tokens;
+    const float *gradient = head_at(at->gradient, at->gradient_image, at->heads, width, index);
+    const float *ahead = head_at(at->qkv, at->image, at->heads, width, next);
+    const float *gradient_ahead = head_at(at->gradient, at->gradient_image, at->heads, width, next);
     float *to = at->to_qkv + image * at->tokens * 3 * channels + head * width;
-    falls_of(at, room.fall, at->out + image * at->tokens * channels + head * width, gradient);
+    falls_of(at, room.fall, head_at(at->out, at->tokens * channels, at->heads, width, index), gradient);
     for (long key = 0; key < at->tokens; key += keys) {
         int some = at_most_of(at->tokens - key, keys);
         const float *from = tokens + key * at->row + channels;
@@ -258,6 +279,10 @@ static int attention_back_task(void *about, long index) {
         struct back_room here = room;
         for (long query = 0; query < at->tokens; query += most) {
             int count = at_most_of(at->tokens - query, most);
+            if (next > index && !key) {
+                ask_ahead(ahead + query * at->row, at->row, count, width, 3, channels);
+                ask_ahead(gradient_ahead + query * at->gradient_row, at->gradient_row, count, width, 1, 0);
+            }
             attend_back(at, &here, tokens + query * at->row, gradient + query * at->gradient_row, logs + query, count, some, row,
                         !query, !key);
             here.to_query += (ptrdiff_t)count * padded, here.fall += count;
