@@ -15,9 +15,11 @@ from mixlab.grid import Grid
 from mixlab.mixers.mlstm import ROWS, Mlstm, MlstmOptions
 from mixlab.mixers.recurrent import Recurrent2d, RecurrentLayer
 from mixlab.native import kernels
+from mixlab.native.attention import run_attention
 from mixlab.native.depthwise import convolve_channels, taps_gradient
 from mixlab.native.factor import run_factor
 from mixlab.native.linear import run_linear
+from mixlab.ops.attention import AttentionGradient, join_heads, split_heads
 from mixlab.ops.convattention import factorised_attention
 from mixlab.ops.depthwise import strip_gradient, strip_starts
 from mixlab.ops.longconv import convolve, prepare_1d, prepare_2d
@@ -40,6 +42,7 @@ DEPTHWISE = (  # sides, channels and kernels of convformer_s18, hpx_former_s18 a
     *((56, 192, 5), (28, 384, 5), (14, 960, 5), (7, 1536, 5)),
     (14, 384, 3),
 )
+ATTENTION = ((196, 10, 32), (49, 16, 32), (197, 3, 64), (785, 3, 64))  # caformer_s18, deit_tiny
 PLANES = ((56, 64), (28, 128), (14, 320), (7, 512))  # sides and channels of hpx_former_s18
 
 
@@ -128,6 +131,30 @@ def factorised_attentions() -> None:
             tell(f"factorised attention {batch} x {tokens} x {channels}", in_turn(runs))
 
 
+def attentions() -> None:
+    """Forwards, and both ways as a step of training goes."""
+    for batch in (1, 8):
+        for tokens, heads, width in ATTENTION:
+            qkv = torch.randn(batch, tokens, 3 * heads * width)
+            gradient = torch.randn(batch, tokens, heads * width)
+
+            def plain(x: Tensor = qkv, heads: int = heads) -> Tensor:
+                return join_heads(F.scaled_dot_product_attention(*split_heads(x, heads)))
+
+            def trained(form: Callable[..., Tensor], x: Tensor = qkv, g: Tensor = gradient, heads: int = heads) -> None:
+                x = x.clone().requires_grad_()
+                torch.autograd.grad(form(x, heads), x, g)
+
+            what = f"attention {batch} x {tokens} x {heads} heads of {width}"
+            with torch.inference_mode():
+                tell(what, in_turn({"kernel": lambda x=qkv, h=heads: run_attention(x, h), "PyTorch": plain}))
+            runs: dict[str, Callable[[], object]] = {
+                "kernel": lambda run=trained: run(AttentionGradient.apply),
+                "PyTorch": lambda run=trained, form=plain: run(form),
+            }
+            tell(f"{what}, there and back", in_turn(runs))
+
+
 def branches_in_one_call() -> None:
     """A block of each family for one image, as steps and layer by layer."""
     for name, side in (("vil_tiny", 14), ("vil_tiny", 28), ("convformer_s18", 56), ("convformer_s18", 14)):
@@ -186,6 +213,7 @@ def main() -> None:
         lstm_layers()
         matrix_memories()
         branches_in_one_call()
+    attentions()
 
 
 if __name__ == "__main__":

@@ -4,14 +4,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
 from mixlab.layers import through
 from mixlab.mixers.base import MIXERS, Mixer, StageParts, heads_for
-from mixlab.ops.attention import attention_weights, offsets_between, window_attention, window_mask
+from mixlab.ops.attention import (
+    attention,
+    attention_weights,
+    join_heads,
+    offsets_between,
+    split_heads,
+    window_attention,
+    window_mask,
+)
 from mixlab.ops.resample import resample_map
 
 
@@ -66,18 +73,17 @@ class Attention(Mixer):
         return self.project
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        query, key, value = self.split(tokens)
+        qkv = through(self.qkv, tokens)  # (B, N, 3 * heads * head_dim)
         if self.window is None:
-            offset = None if self.relative_bias is None else self.relative_bias(grid).to(query.dtype)
-            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=offset)
+            offset = None if self.relative_bias is None else self.relative_bias(grid).to(qkv.dtype)
+            mixed = attention(qkv, self.heads, offset)
         else:
-            mixed = window_attention(query, key, value, grid, self.window)
-        return through(self.project, mixed.transpose(1, 2).flatten(2))
+            mixed = join_heads(window_attention(*split_heads(qkv, self.heads), grid, self.window))
+        return through(self.project, mixed)
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = through(self.qkv, tokens).unflatten(2, (3, self.heads, -1))  # (B, N, 3, heads, head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, N, head_dim)
-        return query, key, value
+        """Query, key and value, each (B, heads, N, head_dim)."""
+        return split_heads(through(self.qkv, tokens), self.heads)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         query, key, _ = self.split(tokens)

@@ -80,6 +80,8 @@ KERNEL(depthwise, struct depthwise)
 KERNEL(taps, struct taps)
 KERNEL(star, struct star)
 KERNEL(factor, struct factor)
+KERNEL(attention, struct attention)
+KERNEL(attention_gradient, struct attention_gradient)
 KERNEL(heads, struct heads)
 KERNEL(blocks, struct blocks_gradient)
 

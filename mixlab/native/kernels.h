@@ -122,6 +122,26 @@ struct factor {
     float scale;
 };
 
+/* Softmax attention of queries, keys and values, which lie behind each other in every token. */
+struct attention {
+    const float *qkv; /* images x tokens x (queries, keys, values) x heads x width */
+    float *out;       /* images x tokens x heads x width */
+    float *logs;      /* images x heads x tokens: of the sums of powers of 2, or NULL */
+    ptrdiff_t image, row; /* of qkv, from one to the next */
+    long tokens, parts;   /* parts: of a head's queries, the kernel's own */
+    int images, heads, width, threads;
+    float scale;
+};
+struct attention_gradient {
+    const float *qkv, *out, *logs;
+    const float *gradient; /* of out, with rows and images of its own */
+    float *to_qkv;         /* images x tokens x (queries, keys, values) x heads x width */
+    ptrdiff_t image, row, gradient_image, gradient_row;
+    long tokens;
+    int images, heads, width, threads;
+    float scale;
+};
+
 /* Back through s r^2 + b, r at least 0: out = gradient * r * slope, and the sums of gradient * r^2 and of gradient. */
 struct star {
     const float *gradient, *kept; /* kept: r */
@@ -166,6 +186,8 @@ struct kernels {
     int (*taps)(struct taps *);
     int (*star)(struct star *);
     int (*factor)(struct factor *);
+    int (*attention)(struct attention *);
+    int (*attention_gradient)(struct attention_gradient *);
     int (*heads)(const struct heads *);
     int (*blocks)(struct blocks_gradient *);
 };
