@@ -80,6 +80,8 @@ KERNEL(depthwise, struct depthwise)
 KERNEL(taps, struct taps)
 KERNEL(star, struct star)
 KERNEL(factor, struct factor)
+KERNEL(factor_gradient, struct factor_gradient)
+KERNEL(resample, struct resample)
 KERNEL(heads, struct heads)
 KERNEL(blocks, struct blocks_gradient)
 

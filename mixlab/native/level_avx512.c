@@ -13,9 +13,10 @@
 #include "depthwise.h"
 #include "taps.h"
 #include "factor.h"
+#include "resample.h"
 #include "heads.h"
 
 const struct kernels kernels_avx512 = {LANES, run_mlp, run_linear, run_lstms, run_mlstm, run_longconv, run_norm,
                                      run_depthwise, run_taps,
-                                       run_star, run_factor, run_heads, run_blocks};
+                                       run_star, run_factor, run_factor_gradient, run_resample, run_heads, run_blocks};
 #endif
