@@ -62,7 +62,7 @@ class ConvPosition(nn.Module):
         self.conv = DepthwiseConv(dim, kernel, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        if type(self.conv) is DepthwiseConv and is_plain(self.conv):
+        if is_trained() and type(self.conv) is DepthwiseConv and is_plain(self.conv):
             weight, bias = weights_of(self.conv)
             if may_train_position(tokens, weight, bias, grid):
                 return trained_position(tokens, weight, bias, grid)
@@ -74,6 +74,11 @@ class ConvPosition(nn.Module):
         else:
             placed = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
         return torch.cat([tokens[:, : grid.prefix], placed], 1) if grid.prefix else placed
+
+
+def is_trained() -> bool:
+    """Whether gradients may be wanted, by autograd alone."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def may_merge(tokens: Tensor, *convs: nn.Module) -> bool:
@@ -137,7 +142,7 @@ class ConvAttention(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         qkv = through(self.qkv, tokens)
-        windows = self.windows() if torch.is_grad_enabled() and not self.softmax_query else None
+        windows = self.windows() if is_trained() and not self.softmax_query else None
         if windows is not None and may_train_attention(qkv, *windows, self.heads, grid):
             return through(self.project, trained_attention(qkv, *windows, self.heads, grid, scaled=self.scaled))
         query, key, value = qkv.chunk(3, -1)

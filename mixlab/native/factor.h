@@ -24,7 +24,8 @@ INLINE vec first_of(vec x, int count) { /* zeros behind them */
 INLINE size_t factor_kept(int width) { return (size_t)(width + 2) * padded_to(width, PANEL); }
 
 /* The largest keys of some more tokens; what was summed up against lower ones is lowered. */
-INLINE void factor_rise(const float *keys, ptrdiff_t row, int first, int channels, int width, int count, float *context, float *peak) {
+INLINE void factor_rise(const float *keys, ptrdiff_t row, int first, int channels, int width, int count, float *context,
+                        float *peak) {
     int padded = padded_to(width, PANEL);
     for (int c = 0; c < width; c += LANES) {
         vec most = load(peak + c), before = most;
@@ -145,7 +146,8 @@ static int factor_change(void *about, long index) {
     int width = at->width, padded = padded_to(width, PANEL), channels = at->heads * width;
     int first = index % at->heads * width;
     long image = index / at->heads;
-    const float *queries = at->query + image * at->tokens * at->query_row, *gradients = at->gradient + image * at->tokens * channels;
+    const float *queries = at->query + image * at->tokens * at->query_row;
+    const float *gradients = at->gradient + image * at->tokens * channels;
     const float *context = at->contexts + index * factor_kept(width), *total = context + (size_t)(width + 1) * padded;
     struct factor_matrices to = factor_matrices_of(at, index);
     float *room = claim((size_t)FACTOR_STEPS * padded);

@@ -61,7 +61,7 @@ def depthwise_in_one(x: Tensor, weights: list[Tensor], biases: list[Tensor | Non
     return convolved(x, weight, torch.cat(known) if known else None, (size // 2, size // 2))
 
 
-# -- in training: tokens behind class tokens, where they lie ------------------------------------------
+# -- in training: tokens behind class tokens, where they lie -------------------------------------
 
 
 def pixels(tokens: Tensor, grid: Grid) -> Tensor:
@@ -163,10 +163,10 @@ class AttentionGradient(torch.autograd.Function):
         near = qkv.new_empty(len(qkv), grid.image_tokens, query.shape[2]) if weights else None
         if near is not None:
             see(pixels(value, grid), pixels(near, grid._replace(prefix=0)), weights, biases)
-        ctx.about = {"heads": heads, "scale": (query.shape[2] // heads) ** -0.5 if scaled else 1.0}
-        ctx.about["prefix"] = grid.prefix
+        scale = (query.shape[2] // heads) ** -0.5 if scaled else 1.0
+        ctx.about = {"heads": heads, "scale": scale, "prefix": grid.prefix}
         out, contexts = factor_and_contexts(query, key, value, near=near, **ctx.about)
-        ctx.heads, ctx.grid, ctx.scaled = heads, grid, scaled
+        ctx.grid, ctx.scaled = grid, scaled
         ctx.save_for_backward(qkv, near, contexts, *windows)
         return out
 
@@ -177,7 +177,7 @@ class AttentionGradient(torch.autograd.Function):
         if is_as_written(gradient):
 
             def written(qkv: Tensor, *windows: Tensor | None) -> Tensor:
-                return conv_attention_reference(qkv, *halves(windows), ctx.heads, grid, scaled=ctx.scaled)
+                return conv_attention_reference(qkv, *halves(windows), ctx.about["heads"], grid, scaled=ctx.scaled)
 
             to_qkv, *others = written_gradients(written, (qkv, *windows), needed, gradient)
             return to_qkv, None, None, None, *others

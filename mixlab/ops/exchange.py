@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.grid import Grid
+from mixlab.guards import is_transformed
 from mixlab.native import may_run
 from mixlab.native.resample import resample_tokens
 from mixlab.ops.written import is_as_written, may_train, written_gradients
@@ -36,7 +37,7 @@ def exchange_reference(updates: Sequence[Tensor], grids: Sequence[Grid]) -> list
 
 def exchange(updates: Sequence[Tensor], grids: Sequence[Grid]) -> list[Tensor]:
     """`exchange_reference` by a kernel where it serves."""
-    if not fits(updates, grids):
+    if is_transformed() or not fits(updates, grids):
         return exchange_reference(updates, grids)
     if may_train(*updates):
         return list(ExchangeGradient.apply(tuple(grids), *updates))
