@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,6 +12,7 @@ from mixlab.errors import require
 from mixlab.grid import Grid
 from mixlab.layers import Mlp, Residual
 from mixlab.modules import Modules
+from mixlab.ops.exchange import exchange, move, total
 
 Output = tuple[Tensor, Grid]
 Position = Callable[[Tensor, Grid], Tensor]
@@ -113,15 +113,6 @@ def explain_branches(residual: Residual, tokens: Tensor, grid: Grid) -> dict[str
     return {f"{name}.{index}": value for index, one in enumerate(shown) for name, value in one.items()}
 
 
-def move(tokens: Tensor, source: Grid, target: Grid) -> Tensor:
-    """Image tokens bilinearly on another grid; class tokens as they are."""
-    if source == target:
-        return tokens
-    size = (target.height, target.width)
-    image = source.from_map(F.interpolate(source.to_map(tokens), size, mode="bilinear", align_corners=False))
-    return torch.cat([tokens[:, : source.prefix], image], 1) if source.prefix else image
-
-
 def keep_apart(residuals: Iterable[Residual], outputs: list[Output]) -> list[Tensor]:
     """Each scale sees only itself."""
     return [residual.update(tokens, grid) for residual, (tokens, grid) in zip(residuals, outputs, strict=True)]
@@ -130,7 +121,7 @@ def keep_apart(residuals: Iterable[Residual], outputs: list[Output]) -> list[Ten
 def interpolate(residuals: Iterable[Residual], outputs: list[Output]) -> list[Tensor]:
     """Each scale mixes its own tokens; the results of all scales are summed on every grid."""
     updates, grids = keep_apart(residuals, outputs), [grid for _, grid in outputs]
-    return [total(move(update, grid, target) for update, grid in zip(updates, grids, strict=True)) for target in grids]
+    return exchange(updates, grids)
 
 
 def attend_across(residuals: Iterable[Residual], outputs: list[Output]) -> list[Tensor]:
@@ -145,13 +136,6 @@ def attend_across(residuals: Iterable[Residual], outputs: list[Output]) -> list[
         )
         for branch, (query, _, _), grid in zip(branches, parts, grids, strict=True)
     ]
-
-
-def total(tensors: Any) -> Tensor:
-    first, *others = tensors
-    for other in others:
-        first = first + other
-    return first
 
 
 EXCHANGES = {"none": keep_apart, "interpolation": interpolate, "direct": attend_across}

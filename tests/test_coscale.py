@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import mixlab
-from mixlab.coscale import move
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
+from mixlab.ops.exchange import move
 
 SMALL: dict[str, Any] = {"dims": [16, 24, 24, 24], "depths": [1, 1, 1, 1], "num_classes": 5, "image_size": 64}
 # Table 7 of the CoaT paper

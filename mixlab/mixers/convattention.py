@@ -10,12 +10,19 @@ from torch import Tensor, nn
 from mixlab.errors import ConfigError
 from mixlab.grid import Grid
 from mixlab.guards import autocast_dtype, may_overwrite
-from mixlab.layers import DepthwiseConv, is_plain, through
+from mixlab.layers import DepthwiseConv, is_plain, through, weights_of
 from mixlab.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.modules import Modules
 from mixlab.native import may_run
 from mixlab.native.factor import fits, run_factor
-from mixlab.ops.convattention import depthwise_in_one, factorised_attention
+from mixlab.ops.convattention import (
+    depthwise_in_one,
+    factorised_attention,
+    may_train_attention,
+    may_train_position,
+    trained_attention,
+    trained_position,
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,10 @@ class ConvPosition(nn.Module):
         self.conv = DepthwiseConv(dim, kernel, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        if is_trained() and type(self.conv) is DepthwiseConv and is_plain(self.conv):
+            weight, bias = weights_of(self.conv)
+            if may_train_position(tokens, weight, bias, grid):
+                return trained_position(tokens, weight, bias, grid)
         if may_merge(tokens, self.conv):  # the sum is one more at the kernel's centre
             weight, middle = self.conv.weight.clone(), self.conv.kernel_size[0] // 2
             weight[:, 0, middle, middle] += 1
@@ -63,6 +74,11 @@ class ConvPosition(nn.Module):
         else:
             placed = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
         return torch.cat([tokens[:, : grid.prefix], placed], 1) if grid.prefix else placed
+
+
+def is_trained() -> bool:
+    """Whether gradients may be wanted, by autograd alone."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def may_merge(tokens: Tensor, *convs: nn.Module) -> bool:
@@ -125,7 +141,12 @@ class ConvAttention(Mixer):
         return self.project
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        return self.attend(*self.split(tokens), grid)
+        qkv = through(self.qkv, tokens)
+        windows = self.windows() if is_trained() and not self.softmax_query else None
+        if windows is not None and may_train_attention(qkv, *windows, self.heads, grid):
+            return through(self.project, trained_attention(qkv, *windows, self.heads, grid, scaled=self.scaled))
+        query, key, value = qkv.chunk(3, -1)
+        return self.attend(query, key, value, grid)
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each (B, N, C)."""
@@ -154,6 +175,19 @@ class ConvAttention(Mixer):
             return True
         module = getattr(self.relative, "module", None)
         return type(module) is ConvRelativePosition and is_plain(module)
+
+    def windows(self) -> tuple[list[Tensor], list[Tensor | None]] | None:
+        """Weights and biases of the encoding, if nobody looks at the calls of its parts."""
+        if self.relative is None:
+            return [], []
+        module = getattr(self.relative, "module", None)
+        if type(module) is not ConvRelativePosition or not is_plain(module):
+            return None
+        convs = list(module.convs)
+        if not all(type(conv) is DepthwiseConv and is_plain(conv) for conv in convs):
+            return None
+        both = [weights_of(conv) for conv in convs]
+        return [weight for weight, _ in both], [bias for _, bias in both]
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         """The factors of the attention, each (B, heads, N, head_dim): the map of a query is its row times every key.

@@ -47,15 +47,16 @@ INLINE void depthwise_row(const struct depthwise *at, const struct tile *tile, i
             vec sums[STRIDE];
             for (int t = 0; t < STRIDE; t++) sums[t] = load(bias + lane);
             if (!lane) /* places that are written soon: rows are too far apart for the processor to see it coming */
-                for (int t = 0; t < count; t++) __builtin_prefetch(out + (size_t)(column + t) * at->channels, 1);
+                for (int t = 0; t < count; t++) __builtin_prefetch(out + (column + t) * at->out_row, 1);
             depthwise_columns(wide, lines, (size_t)(column - tile->left) * BLOCK + lane, at->high, weights + lane, sums);
             if (at->after == SILU)
                 for (int t = 0; t < STRIDE; t++) sums[t] = activated(sums[t], SILU, NULL);
             else if (at->after != NOTHING)
                 for (int t = 0; t < STRIDE; t++) sums[t] = activated(sums[t], at->after, (const float[]){1, 0});
             for (int t = 0; t < count; t++) {
-                float *to = out + (size_t)(column + t) * at->channels + lane;
+                float *to = out + (column + t) * at->out_row + lane;
                 if (times) sums[t] *= load_some(to, channels - lane);
+                else if (at->adds) sums[t] += load_some(to, channels - lane);
                 store_some(to, sums[t], channels - lane);
             }
         }
@@ -86,9 +87,11 @@ INLINE void depthwise_pixels(const struct depthwise *at, int wide, const float *
                         sums[t] += load_some(seen[t + k] + at->part[part] + place, channels) * weight;
                 }
                 for (int t = 0; t < count; t++) {
-                    float *to = (part == 2 ? aside : out) + (size_t)t * at->channels + place;
+                    float *to = (part == 2 ? aside : out) + t * at->out_row + place;
                     vec result = activated(sums[t], at->after, (const float[]){1, 0});
-                    store_some(to, part == 1 ? result * load_some(to, channels) : result, channels);
+                    if (part == 1) result *= load_some(to, channels);
+                    else if (at->adds) result += load_some(to, channels);
+                    store_some(to, result, channels);
                 }
             }
 }
@@ -97,8 +100,8 @@ static void depthwise_low(const struct depthwise *at, const struct tile *tile, c
     int wide = at->wide, above = at->above;
     for (int row = tile->top; row < tile->bottom; row++) {
         int there = row - above >= 0 && row - above < at->height;
-        const float *x = at->x + ((ptrdiff_t)tile->image * at->height + row - above) * at->width * at->row;
-        size_t place = ((size_t)tile->image * at->height + row) * at->width;
+        const float *x = at->x + tile->image * at->image + (ptrdiff_t)(row - above) * at->width * at->row;
+        ptrdiff_t place = tile->image * at->out_image + (ptrdiff_t)row * at->width * at->out_row;
         const float *seen[FEW_PIXELS + wide];
         for (int column = tile->left; column < tile->right; column += FEW_PIXELS) {
             int count = tile->right - column < FEW_PIXELS ? tile->right - column : FEW_PIXELS;
@@ -106,8 +109,8 @@ static void depthwise_low(const struct depthwise *at, const struct tile *tile, c
                 int source = column + j - at->before;
                 seen[j] = there && source >= 0 && source < at->width ? x + source * at->row : zeros;
             }
-            float *out = at->out + (place + column) * at->channels;
-            float *aside = at->aside ? at->aside + (place + column) * at->channels : NULL;
+            float *out = at->out + place + column * at->out_row;
+            float *aside = at->aside ? at->aside + place + column * at->out_row : NULL;
             if (wide == 3) depthwise_pixels(at, 3, seen, out, aside, count);
             else depthwise_pixels(at, wide, seen, out, aside, count);
         }
@@ -126,7 +129,7 @@ static void depthwise_part(const struct depthwise *at, const struct tile *tile, 
     int from = start < 0 ? -start : 0, to = start + count > at->width ? at->width - start : count; /* that there are */
     for (int seen = tile->top - above; seen < tile->bottom - above + high - 1; seen++) {
         if (seen >= 0 && seen < at->height) {
-            const float *x = at->x + (((size_t)tile->image * at->height + seen) * at->width + start) * at->row;
+            const float *x = at->x + tile->image * at->image + ((ptrdiff_t)seen * at->width + start) * at->row;
             float *place = room + (size_t)(seen % high) * line;
             x += at->part[part] + first;
             memset(place, 0, (size_t)from * BLOCK * sizeof(float));
@@ -142,7 +145,7 @@ static void depthwise_part(const struct depthwise *at, const struct tile *tile, 
             int source = row - above + k;
             lines[k] = source >= 0 && source < at->height ? room + (size_t)(source % high) * line : NULL;
         }
-        float *to_row = out + ((size_t)tile->image * at->height + row) * at->width * at->channels;
+        float *to_row = out + tile->image * at->out_image + (ptrdiff_t)row * at->width * at->out_row;
         const float *weights = packed + BLOCK;
         int times = part == 1;
         switch (wide) {
@@ -161,7 +164,7 @@ static void depthwise_tile(const struct depthwise *at, const struct tile *tile, 
             if (at->part[part] >= 0) depthwise_part(at, tile, part, block, room);
     for (int h = tile->top; h < tile->bottom && at->norm; h++)
         for (int w = tile->left; w < tile->right; w++) {
-            float *pixel = at->out + (((size_t)tile->image * at->height + h) * at->width + w) * at->channels;
+            float *pixel = at->out + tile->image * at->out_image + ((ptrdiff_t)h * at->width + w) * at->out_row;
             norm_row(pixel, at->channels, at->norm, NULL, at->eps);
         }
 }
@@ -203,6 +206,9 @@ static int depthwise_pack(void *about, long index) {
 
 static int run_depthwise(struct depthwise *at) {
     int blocks = pieces_of(at->channels, BLOCK), across = pieces_of(at->width, COLUMNS);
+    if (!at->image) at->image = (ptrdiff_t)at->height * at->width * at->row;
+    if (!at->out_row) at->out_row = at->channels;
+    if (!at->out_image) at->out_image = (ptrdiff_t)at->height * at->width * at->out_row;
     at->packed = claim((size_t)3 * blocks * (at->high * at->wide + 1) * BLOCK);
     if (!at->packed) return 1;
     /* strips as even as can be: two of a map for each thread, if that leaves them some rows */

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mixlab.native import kernels, pointer
 from mixlab.native.linear import AFTER
-from mixlab.native.longconv import row_of, with_rows
+from mixlab.native.longconv import row_of
 from mixlab.native.norm import WIDTH
 
 Pair = tuple[int, int]  # rows, columns
@@ -18,18 +18,18 @@ Pair = tuple[int, int]  # rows, columns
 class DepthwiseAbout(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "weight", "bias", "norm", "out", "aside", "packed")),
-        ("row", c_ssize_t),
+        *((name, c_ssize_t) for name in ("row", "image", "out_row", "out_image")),
         ("part", c_int * 3),
         *((name, c_int) for name in ("images", "height", "width", "channels", "high", "wide", "above", "before")),
-        *((name, c_int) for name in ("turned", "after", "strip", "threads")),
+        *((name, c_int) for name in ("turned", "adds", "after", "strip", "threads")),
         ("eps", c_float),
     )
 
 
 class TapsAbout(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "gradient", "out", "sums")),
-        *((name, c_ssize_t) for name in ("x_row", "gradient_row")),
+        *((name, c_void_p) for name in ("x", "gradient", "out", "bias", "sums")),
+        *((name, c_ssize_t) for name in ("x_row", "x_image", "gradient_row", "gradient_image")),
         *((name, c_int) for name in ("images", "height", "width", "channels", "high", "wide", "above", "before")),
         *((name, c_int) for name in ("shares", "threads")),
     )
@@ -47,18 +47,41 @@ def joins(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -
     return fits(x, weight, bias) and (norm is None or len(norm) % WIDTH == 0)
 
 
+def strides_of(x: Tensor) -> Pair:
+    """Numbers from a pixel of (B, H, W, C) to the next and from an image to the next."""
+    row = row_of(x)
+    return row, x.stride(0) if len(x) > 1 else x.shape[1] * x.shape[2] * row
+
+
+def with_equal_rows(x: Tensor) -> Tensor:
+    """(B, H, W, C) whose pixels lie at equal distances within an image: as it is, or a copy."""
+    row, (_, height, width, channels) = row_of(x), x.shape
+    wanted = zip((height, width, channels), x.stride()[1:], (width * row, row, 1), strict=True)
+    return x if all(size == 1 or stride == needed for size, stride, needed in wanted) else x.contiguous()
+
+
 def convolve_channels(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, after: str = "none", *, turned: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Pair,
+    after: str = "none",
+    *,
+    turned: bool = False,
+    out: Tensor | None = None,
+    adds: bool = False,
 ) -> Tensor:
     """(B, H, W, C) with kernels (C, 1, h, w); padding above and in front, and behind what keeps the size.
 
-    `turned`: the same for maps that are read from their last pixel to the first.
+    `turned`: the same for maps that are read from their last pixel to the first. `out`: where to, of pixels at equal
+    distances within an image; `adds`: to what is there.
     """
-    out = x.new_empty(x.shape)
+    out = x.new_empty(x.shape) if out is None else out
     if turned:
         padding = (weight.shape[2] - 1 - padding[0], weight.shape[3] - 1 - padding[1])
-    about = {"channels": x.shape[3], "after": AFTER.index(after), "turned": turned}
-    run(x, weight, bias, padding, out, part=(0, -1, -1), **about)
+    about = {"channels": x.shape[3], "after": AFTER.index(after), "turned": turned, "adds": adds}
+    out_row, out_image = strides_of(out)
+    run(x, weight, bias, padding, out, part=(0, -1, -1), out_row=out_row, out_image=out_image, **about)
     return out
 
 
@@ -93,13 +116,15 @@ def run(
 ) -> None:
     found, (images, height, width, _) = kernels(), x.shape
     assert found is not None
-    x = with_rows(x)
+    x = with_equal_rows(x)
+    row, image = strides_of(x)
     about = DepthwiseAbout(
         x=pointer(x),
         weight=pointer(weight),
         bias=pointer(bias),
         out=pointer(out),
-        row=row_of(x),
+        row=row,
+        image=image,
         part=(c_int * 3)(*part),
         images=images,
         height=height,
@@ -114,13 +139,16 @@ def run(
     found.run("depthwise", about)
 
 
-def taps_gradient(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
-    """The gradient (C, 1, h, w) of the kernels of `convolve_channels` from that of its output; 3, 5 or 7 columns."""
+def taps_gradient(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair, *, to_bias: Tensor | None = None) -> Tensor:
+    """The gradient (C, 1, h, w) of the kernels of `convolve_channels` from that of its output; 3, 5 or 7 columns.
+
+    That of the bias is written to `to_bias`.
+    """
     found, (images, height, width, channels) = kernels(), x.shape
     assert found is not None
-    x, gradient = with_rows(x), with_rows(gradient)
+    x, gradient = with_equal_rows(x), with_equal_rows(gradient)
     out = x.new_empty(channels, 1, *kernel)
-    pointers = (pointer(x), pointer(gradient), pointer(out), None, row_of(x), row_of(gradient))
+    pointers = (pointer(x), pointer(gradient), pointer(out), pointer(to_bias), None)
     sizes = (images, height, width, channels, *kernel, *padding, 1, torch.get_num_threads())
-    found.run("taps", TapsAbout(*pointers, *sizes))
+    found.run("taps", TapsAbout(*pointers, *strides_of(x), *strides_of(gradient), *sizes))
     return out

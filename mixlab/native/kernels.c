@@ -82,6 +82,8 @@ KERNEL(star, struct star)
 KERNEL(factor, struct factor)
 KERNEL(attention, struct attention)
 KERNEL(attention_gradient, struct attention_gradient)
+KERNEL(factor_gradient, struct factor_gradient)
+KERNEL(resample, struct resample)
 KERNEL(heads, struct heads)
 KERNEL(blocks, struct blocks_gradient)
 

@@ -91,11 +91,12 @@ struct depthwise {
     const float *norm;   /* or NULL: no norm */
     float *out, *aside;  /* images x height x width x channels */
     float *packed;       /* the kernel's own, as is `strip`: rows of a task */
-    ptrdiff_t row;
+    ptrdiff_t row, image, out_row, out_image; /* from a pixel or an image to the next; 0: one behind the other */
     int part[3]; /* where in a pixel the channels of a part begin; -1: there is none */
     int images, height, width, channels;
     int high, wide, above, before;
     int turned; /* weights are read from the last tap to the first */
+    int adds;   /* the first part is added to what is there */
     int after, strip, threads;
     float eps;
 };
@@ -104,8 +105,9 @@ struct depthwise {
 struct taps {
     const float *x, *gradient; /* images x height x width x row: of the input, of the output */
     float *out;                /* channels x high x wide */
+    float *bias;               /* channels: the sums of the gradient, or NULL */
     float *sums;               /* the kernel's own, as is `shares` */
-    ptrdiff_t x_row, gradient_row;
+    ptrdiff_t x_row, x_image, gradient_row, gradient_image; /* from a pixel or an image to the next */
     int images, height, width, channels;
     int high, wide, above, before; /* wide: 3, 5 or 7 */
     int shares, threads;
@@ -115,7 +117,8 @@ struct taps {
 struct factor {
     const float *query, *key, *value; /* images x tokens x row: heads side by side */
     const float *near;                /* images x tokens behind the first `prefix` x channels, or NULL */
-    float *out, *contexts;            /* images x tokens x channels; contexts are the kernel's own */
+    float *out;                       /* images x tokens x channels */
+    float *contexts; /* room for every image and head: (width + 2) x width padded to 16; the last are peaks and sums */
     ptrdiff_t query_row, key_row, value_row;
     long tokens;
     int images, heads, width, prefix, threads;
@@ -140,6 +143,32 @@ struct attention_gradient {
     long tokens;
     int images, heads, width, threads;
     float scale;
+};
+
+/* What a change of queries, keys, values and `near` would change, from the gradient of `out`. */
+struct factor_gradient {
+    const float *query, *key, *value, *near, *gradient; /* as above; gradient: images x tokens x channels */
+    const float *contexts;                              /* as `factor` left them */
+    float *to_query, *to_key, *to_value;                /* images x tokens x to_row */
+    float *to_near;                                     /* as near, or NULL */
+    float *matrices;                                    /* the kernel's own */
+    ptrdiff_t query_row, key_row, value_row, to_row;
+    long tokens;
+    int images, heads, width, prefix, threads;
+    float scale;
+};
+
+/* Tokens on another grid: its rows and columns as weighted sums. Of each the list of what it is made of, one behind the
+other, and where in that list it starts. */
+struct resample {
+    const float *x; /* images x (prefix + height x width of the source) x channels */
+    float *out;
+    const int *row_starts, *rows;
+    const float *row_weights;
+    const int *column_starts, *columns;
+    const float *column_weights;
+    int images, prefix, source_height, source_width, height, width, channels;
+    int adds, threads; /* adds: to what is in out */
 };
 
 /* Back through s r^2 + b, r at least 0: out = gradient * r * slope, and the sums of gradient * r^2 and of gradient. */
@@ -188,6 +217,8 @@ struct kernels {
     int (*factor)(struct factor *);
     int (*attention)(struct attention *);
     int (*attention_gradient)(struct attention_gradient *);
+    int (*factor_gradient)(struct factor_gradient *);
+    int (*resample)(const struct resample *);
     int (*heads)(const struct heads *);
     int (*blocks)(struct blocks_gradient *);
 };

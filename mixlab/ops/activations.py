@@ -9,6 +9,7 @@ from torch import Tensor
 from mixlab.guards import is_many, is_transformed
 from mixlab.native.linear import run_linear, run_star
 from mixlab.ops.linear import is_fast, is_own_product, is_plain_float, linear, needs_gradient, product
+from mixlab.ops.written import written_gradients
 
 
 def star_relu_reference(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -114,12 +115,11 @@ class LinearStarGradient(torch.autograd.Function):
         x, weight, offset, scale, bias, kept = ctx.saved_tensors
         needed = ctx.needs_input_grad
         if torch.is_grad_enabled() or is_many(gradient) or not is_fast(gradient, weight.t()):  # as it is written
-            with torch.enable_grad():
-                inputs = [None if one is None else one.view_as(one) for one in (x, weight, offset, scale, bias)]
-                out = star_relu_reference(F.linear(*inputs[:3]), *inputs[3:])  # type: ignore[arg-type]
-            wanted = [one for one, need in zip(inputs, needed, strict=True) if need]
-            found = iter(torch.autograd.grad(out, wanted, gradient, create_graph=torch.is_grad_enabled()))  # type: ignore[arg-type]
-            return tuple(next(found) if need else None for need in needed)
+
+            def written(x: Tensor, weight: Tensor, offset: Tensor | None, scale: Tensor, bias: Tensor) -> Tensor:
+                return star_relu_reference(F.linear(x, weight, offset), scale, bias)
+
+            return tuple(written_gradients(written, (x, weight, offset, scale, bias), needed, gradient))
         to_hidden, to_scale, to_bias = run_star(gradient.contiguous(), kept, 2 * scale.item())
         flat = to_hidden.flatten(0, -2)
         return (

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.grid import Grid
-from mixlab.guards import is_many, is_transformed
-from mixlab.native import is_plain, kernels, may_run
+from mixlab.native import may_run
 from mixlab.native.attention import attention_gradient, fits, run_attention
 from mixlab.ops.linear import has_own_product
+from mixlab.ops.written import is_as_written, may_train, written_gradients
 
 
 def attention(qkv: Tensor, heads: int, offset: Tensor | None = None) -> Tensor:
@@ -49,14 +49,6 @@ def suits_kernel(qkv: Tensor, heads: int) -> bool:
     return has_own_product() and fits(qkv, heads)
 
 
-def may_train(qkv: Tensor) -> bool:
-    """Whether these are plain float32 numbers of a CPU, of which a gradient and nothing else is wanted."""
-    wanted = torch.is_grad_enabled() and qkv.requires_grad
-    if not wanted or is_transformed() or torch.is_autocast_enabled("cpu") or kernels() is None:
-        return False
-    return torch._C._len_torch_dispatch_stack() == 0 and is_plain(qkv)
-
-
 class AttentionGradient(torch.autograd.Function):
     """Attention by the kernel. Its gradient can be differentiated again."""
 
@@ -69,14 +61,11 @@ class AttentionGradient(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
         qkv, out, logs = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_many(gradient) or not is_plain(gradient):
-            with torch.enable_grad():
-                inputs = qkv.view_as(qkv)
-                again = attention_reference(inputs, ctx.heads)
-            (found,) = torch.autograd.grad(again, inputs, gradient, create_graph=torch.is_grad_enabled())
-            return found, None
+        if is_as_written(gradient):
+            found = written_gradients(lambda qkv: attention_reference(qkv, ctx.heads), [qkv], [True], gradient)
+            return found[0], None
         return attention_gradient(qkv, ctx.heads, out, logs, gradient), None
 
 

@@ -5,11 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixlab.guards import is_many, is_transformed
-from mixlab.native import is_plain, kernels
 from mixlab.native.heads import blocks_gradient, from_heads, to_heads
 from mixlab.native.mlstm import BLOCK, WIDTH
-from mixlab.ops.linear import needs_gradient
+from mixlab.ops.written import is_as_written, may_train, written_gradients
 
 GROUP = 32  # channels of neighbouring blocks that go through one dense product
 WHOLE = 48  # channels of a head up to which it is one product, which spares a copy
@@ -46,10 +44,7 @@ def grouped_heads(x: Tensor, dense: Tensor, bias: Tensor | None, heads: int) -> 
 
 def may_train_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> bool:
     """Whether `trained_heads` may compute these: plain float32 numbers of a CPU, of which a gradient is wanted."""
-    wanted = torch.is_grad_enabled() and needs_gradient(x, weight, bias)
-    if not wanted or is_transformed() or torch.is_autocast_enabled("cpu") or kernels() is None:
-        return False
-    if torch._C._len_torch_dispatch_stack() > 0 or not all(one is None or is_plain(one) for one in (x, weight, bias)):
+    if not may_train(x, weight, bias):
         return False
     channels = x.shape[-1]
     fits = x.ndim == 3 and channels % (heads * WIDTH) == 0 and weight.shape == (channels // BLOCK, BLOCK, BLOCK)
@@ -79,13 +74,12 @@ class HeadsGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight, bias), needed = ctx.saved_tensors, ctx.needs_input_grad
-        if torch.is_grad_enabled() or is_many(gradient) or not is_plain(gradient):
-            with torch.enable_grad():
-                inputs = [None if one is None else one.view_as(one) for one in (x, weight, bias)]
-                out = heads_of(inputs[0], inputs[1], inputs[2], ctx.heads)  # type: ignore[arg-type]
-            wanted = [one for one, need in zip(inputs, needed[:3], strict=True) if need]
-            found = iter(torch.autograd.grad(out, wanted, gradient, create_graph=torch.is_grad_enabled()))  # type: ignore[arg-type]
-            return *(next(found) if need else None for need in needed[:3]), None
+        if is_as_written(gradient):
+
+            def written(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+                return heads_of(x, weight, bias, ctx.heads)
+
+            return *written_gradients(written, (x, weight, bias), needed[:3], gradient), None
         gradient = gradient.contiguous()
         to_weight = to_bias = None
         if needed[1] or needed[2]:

@@ -1,11 +1,19 @@
 """Factorised attention (CoaT, Eqs. 2 and 3). Queries, keys and values: (B, N, C), heads side by side in C."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.ops.depthwise import convolved
+from mixlab.grid import Grid
+from mixlab.native.depthwise import convolve_channels, taps_gradient
+from mixlab.native.factor import factor_and_contexts, factor_gradient
+from mixlab.ops.depthwise import convolved, has_lanes
+from mixlab.ops.written import is_as_written, may_train, written_gradients
 
+WINDOWS = (3, 5, 7)  # rows and columns of kernels whose gradient is our own
 NARROW = 12  # channels of a head up to which all heads share one product, most of which is thrown away
 
 
@@ -51,3 +59,189 @@ def depthwise_in_one(x: Tensor, weights: list[Tensor], biases: list[Tensor | Non
     weight = torch.cat([F.pad(one, (edge,) * 4) for one, edge in zip(weights, around, strict=True)])
     known = [bias for bias in biases if bias is not None]
     return convolved(x, weight, torch.cat(known) if known else None, (size // 2, size // 2))
+
+
+# -- in training: tokens behind class tokens, where they lie -------------------------------------
+
+
+def pixels(tokens: Tensor, grid: Grid) -> Tensor:
+    """The image tokens of (B, N, C) as (B, H, W, C), in the same memory."""
+    return grid.image(tokens).unflatten(1, (grid.height, grid.width))
+
+
+def may_train_windows(
+    tokens: Tensor, grid: Grid, weights: Sequence[Tensor], biases: Sequence[Tensor | None], channels: int
+) -> bool:
+    """Whether kernels of our own may move these windows over consecutive channels, and learn them."""
+    if not (may_train(tokens, *weights, *biases) and has_lanes()):
+        return False
+    fits = tokens.ndim == 3 and tokens.shape[1] == grid.tokens and sum(map(len, weights)) in (0, channels)
+    for weight, bias in zip(weights, biases, strict=True):
+        size = weight.shape[-1]
+        fits = fits and weight.shape == (len(weight), 1, size, size) and size in WINDOWS and weight.is_contiguous()
+        fits = fits and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
+    return fits
+
+
+def see(
+    image: Tensor,
+    out: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    *,
+    turned: bool = False,
+    adds: bool = False,
+) -> None:
+    """Every window over its channels of (B, H, W, C)."""
+    widths = [len(weight) for weight in weights]
+    parts = zip(image.split(widths, 3), out.split(widths, 3), weights, biases, strict=True)
+    for part, place, weight, bias in parts:
+        around = weight.shape[-1] // 2
+        convolve_channels(part, weight, bias, (around, around), out=place, turned=turned, adds=adds)
+
+
+def window_gradients(
+    image: Tensor, gradient: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Those of the weights and then of the biases, from that of what the windows see."""
+    widths, count = [len(weight) for weight in weights], len(weights)
+    found: list[Tensor | None] = [None for _ in needed]
+    for index, (part, own) in enumerate(zip(image.split(widths, 3), gradient.split(widths, 3), strict=True)):
+        if needed[index] or needed[count + index]:
+            size = weights[index].shape[-1]
+            to_bias = own.new_empty(widths[index]) if needed[count + index] else None
+            to_weight = taps_gradient(part, own, (size, size), (size // 2, size // 2), to_bias=to_bias)
+            found[index], found[count + index] = to_weight if needed[index] else None, to_bias
+    return found
+
+
+def conv_attention_reference(
+    qkv: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    heads: int,
+    grid: Grid,
+    *,
+    scaled: bool = True,
+) -> Tensor:
+    """Factorised attention of (B, N, 3 C) plus queries times what the windows see of the values (Eq. 10)."""
+    query, key, value = qkv.chunk(3, -1)
+    mixed = factorised_attention_reference(query, key, value, heads, scaled=scaled)
+    if not weights:
+        return mixed
+    parts = grid.to_map(value).split([len(weight) for weight in weights], 1)
+    near = [
+        F.conv2d(part, weight, bias, padding=weight.shape[-1] // 2, groups=len(weight))
+        for part, weight, bias in zip(parts, weights, biases, strict=True)
+    ]
+    return mixed + grid.behind_zeros(grid.image(query) * grid.from_map(torch.cat(near, 1)))
+
+
+def may_train_attention(
+    qkv: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], heads: int, grid: Grid
+) -> bool:
+    """Whether `trained_attention` may compute these."""
+    channels = qkv.shape[-1] // 3
+    return may_train_windows(qkv, grid, weights, biases, channels) and qkv.shape[-1] % (3 * heads) == 0
+
+
+def trained_attention(
+    qkv: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], heads: int, grid: Grid, *, scaled: bool
+) -> Tensor:
+    """`conv_attention_reference` by kernels that read and write where queries, keys and values lie side by side."""
+    found: Tensor = AttentionGradient.apply(qkv, heads, grid, scaled, *weights, *biases)
+    return found
+
+
+class AttentionGradient(torch.autograd.Function):
+    """Its gradients can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, heads: int, grid: Grid, scaled: bool, *windows: Tensor | None) -> Tensor:
+        weights, biases = halves(windows)
+        query, key, value = qkv.contiguous().chunk(3, -1)
+        near = qkv.new_empty(len(qkv), grid.image_tokens, query.shape[2]) if weights else None
+        if near is not None:
+            see(pixels(value, grid), pixels(near, grid._replace(prefix=0)), weights, biases)
+        scale = (query.shape[2] // heads) ** -0.5 if scaled else 1.0
+        ctx.about = {"heads": heads, "scale": scale, "prefix": grid.prefix}
+        out, contexts = factor_and_contexts(query, key, value, near=near, **ctx.about)
+        ctx.grid, ctx.scaled = grid, scaled
+        ctx.save_for_backward(qkv, near, contexts, *windows)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (qkv, near, contexts, *windows), grid = ctx.saved_tensors, ctx.grid
+        needed = (ctx.needs_input_grad[0], *ctx.needs_input_grad[4:])
+        if is_as_written(gradient):
+
+            def written(qkv: Tensor, *windows: Tensor | None) -> Tensor:
+                return conv_attention_reference(qkv, *halves(windows), ctx.about["heads"], grid, scaled=ctx.scaled)
+
+            to_qkv, *others = written_gradients(written, (qkv, *windows), needed, gradient)
+            return to_qkv, None, None, None, *others
+        weights, biases = halves(windows)
+        parts = qkv.contiguous().chunk(3, -1)
+        to_qkv, to_near = factor_gradient(parts, contexts, gradient.contiguous(), near=near, **ctx.about)
+        others = []
+        if to_near is not None:
+            to_image = pixels(to_near, grid._replace(prefix=0))
+            see(to_image, pixels(to_qkv.chunk(3, -1)[2], grid), weights, [None] * len(weights), turned=True, adds=True)
+            others = window_gradients(pixels(parts[2], grid), to_image, weights, biases, needed[1:])
+        return to_qkv if needed[0] else None, None, None, None, *others
+
+
+def halves(windows: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Weights and biases."""
+    return windows[: len(windows) // 2], windows[len(windows) // 2 :]
+
+
+def conv_position_reference(tokens: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+    """Image tokens plus a depthwise convolution over them; class tokens as they are."""
+    seen = F.conv2d(grid.to_map(tokens), weight, bias, padding=weight.shape[-1] // 2, groups=len(weight))
+    return tokens + grid.behind_zeros(grid.from_map(seen))
+
+
+def may_train_position(tokens: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> bool:
+    """Whether `trained_position` may compute these."""
+    return may_train_windows(tokens, grid, [weight], [bias], tokens.shape[-1])
+
+
+def trained_position(tokens: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+    """`conv_position_reference` in one pass: the sum is one more at the kernel's centre."""
+    found: Tensor = PositionGradient.apply(tokens, weight, bias, grid)
+    return found
+
+
+class PositionGradient(torch.autograd.Function):
+    """Its gradients can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+        ctx.save_for_backward(tokens, weight, bias)
+        ctx.grid = grid
+        return placed(tokens, weight, bias, grid)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (tokens, weight, bias), grid, needed = ctx.saved_tensors, ctx.grid, ctx.needs_input_grad[:3]
+        if is_as_written(gradient):
+
+            def written(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+                return conv_position_reference(tokens, weight, bias, grid)
+
+            return *written_gradients(written, (tokens, weight, bias), needed, gradient), None
+        images = pixels(tokens, grid), pixels(gradient, grid)
+        to_tokens = placed(gradient, weight, None, grid, turned=True) if needed[0] else None
+        return to_tokens, *window_gradients(*images, [weight], [bias], needed[1:]), None
+
+
+def placed(tokens: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, *, turned: bool = False) -> Tensor:
+    """`turned`: the same of a gradient."""
+    weight, middle = weight.detach().clone(), weight.shape[-1] // 2
+    weight[:, 0, middle, middle] += 1
+    out = tokens.new_empty(tokens.shape)
+    out[:, : grid.prefix] = tokens[:, : grid.prefix]
+    see(pixels(tokens, grid), pixels(out, grid), [weight], [bias], turned=turned)
+    return out

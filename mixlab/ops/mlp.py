@@ -15,6 +15,7 @@ from mixlab.guards import is_many
 from mixlab.native import linear as native
 from mixlab.native.linear import run_linear, run_mlp
 from mixlab.ops.linear import is_fast, is_own_product, linear_reference, product
+from mixlab.ops.written import written_gradients
 
 Inner = Literal["relu", "squared_relu", "gelu"]
 AT_ONCE = 2**23  # bytes of the hidden layer
@@ -61,7 +62,11 @@ class MlpGradient(torch.autograd.Function):
         x, first, inner_bias, second, bias, kept = ctx.saved_tensors
         inputs, needed = (x, first, inner_bias, second, bias), ctx.needs_input_grad[:5]
         if torch.is_grad_enabled() or is_many(gradient) or not is_fast(gradient, second.t()):  # as it is written
-            return *of_reference(inputs, needed, gradient, ctx.inner), None
+
+            def written(*inputs: Any) -> Tensor:
+                return mlp_reference(*inputs, inner=ctx.inner)
+
+            return *written_gradients(written, inputs, needed, gradient), None
         back = (second * 2 if ctx.inner == "squared_relu" else second).t()  # the slope of r^2 is 2 r
         to_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed[0] else None
         sums: list[Tensor | None] = [None] * 3  # of the first layer's weight and bias, and of the second's weight
@@ -122,15 +127,3 @@ def hidden_gradient(
 def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """total + left^T right"""
     return left.t() @ right if total is None else total.addmm_(left.t(), right)
-
-
-def of_reference(
-    inputs: tuple[Any, ...], needed: tuple[bool, ...], gradient: Tensor, inner: Inner
-) -> list[Tensor | None]:
-    """Gradients by PyTorch's own, which can be differentiated. Views keep them out of the history of the inputs."""
-    with torch.enable_grad():
-        inputs = tuple(None if one is None else one.view_as(one) for one in inputs)
-        out = mlp_reference(*inputs, inner=inner)
-    wanted = [one for one, need in zip(inputs, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(out, wanted, gradient, create_graph=torch.is_grad_enabled()))
-    return [next(found) if need else None for need in needed]

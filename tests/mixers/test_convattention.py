@@ -9,6 +9,7 @@ from mixlab.errors import ConfigError
 from mixlab.grid import Grid
 from mixlab.mixers import MIXERS
 from mixlab.mixers.convattention import heads_up_to, split_heads
+from mixlab.ops import written
 from tests.mixers.contract import MixerContract
 
 
@@ -115,3 +116,28 @@ def test_what_inference_does_in_one_convolution_equals_what_training_does_in_sev
         image = torch.randn(2, 3, 72, 104)
         inference = model(image)
     torch.testing.assert_close(inference, model(image), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["coat_lite_pico", "coat_tiny"])
+def test_training_by_kernels_gives_the_gradients_of_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, image = mixlab.create_model(name, num_classes=5), torch.randn(2, 3, 72, 104)
+
+    def gradients() -> list[torch.Tensor]:
+        return list(torch.autograd.grad(model(image).square().sum(), list(model.parameters()), allow_unused=True))
+
+    ours = gradients()
+    monkeypatch.setattr(written, "kernels", lambda: None)
+    for found, one in zip(ours, gradients(), strict=True):
+        assert (found is None) == (one is None)
+        if one is not None:
+            assert float((found - one).abs().max()) <= 1e-4 * float(one.abs().max()) + 1e-6
+
+
+@pytest.mark.parametrize("which", ["position.conv", "relative_position", "relative_position.convs.1"])
+def test_hooks_hear_what_is_called_in_training(which: str) -> None:
+    model = mixlab.create_model("coat_lite_pico", num_classes=5)
+    heard: list[int] = []
+    model.get_submodule(f"stages.0.shared.{which}").register_forward_hook(lambda *_: heard.append(1))
+    model(torch.randn(1, 3, 64, 64)).sum().backward()
+    assert len(heard) == len(model.stages[0].blocks)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -23,14 +24,16 @@ from mixlab.mixers.convattention import ConvAttention
 from mixlab.mixers.mlstm import BACKWARDS, ROWS, Convolution, Mlstm, MlstmOptions, Path, paths
 from mixlab.native import kernels, may_run
 from mixlab.native.depthwise import convolve_and_multiply, convolve_channels, taps_gradient
-from mixlab.native.factor import run_factor
+from mixlab.native.factor import factor_and_contexts, factor_gradient, run_factor
 from mixlab.native.linear import AFTER, run_linear, run_mlp, run_star
 from mixlab.native.mlstm import compiled_mlstm
 from mixlab.native.norm import Norm, norm_of_product
 from mixlab.native.recurrent import Run, lstm_maps
+from mixlab.native.resample import resample_tokens
 from mixlab.ops import linear, longconv
 from mixlab.ops.blockdiagonal import heads_of, may_train_heads, trained_heads
 from mixlab.ops.convattention import factorised_attention_reference
+from mixlab.ops.exchange import move
 from mixlab.ops.linear import FOLLOWING
 from mixlab.ops.longconv import convolve, long_conv_1d, long_conv_2d, prepare_2d
 from mixlab.ops.mlstm import EPS
@@ -342,6 +345,66 @@ def test_factorised_attention(lanes: int, channels: int, heads: int, tokens: int
     near(run_factor(query, key, value, heads, scale=scale), expected)
     encoded = expected + F.pad(seen.double(), (0, 0, prefix, 0)) * exact[0]
     near(run_factor(query, key, value, heads, scale=scale, near=seen, prefix=prefix), encoded)
+
+
+@pytest.mark.parametrize(("channels", "heads"), [(152, 8), (64, 8), (20, 1), (6, 3), (40, 2)])
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (2, 5), (2, 130)])
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_gradients_of_factorised_attention(
+    lanes: int, channels: int, heads: int, batch: int, tokens: int, prefix: int
+) -> None:
+    query, key, value = (3 * torch.randn(batch, tokens + prefix, 3 * channels)).chunk(3, -1)
+    seen, gradient = torch.randn(batch, tokens, channels), torch.randn(batch, tokens + prefix, channels)
+    scale = (channels // heads) ** -0.5
+    for near_them in (None, seen):
+        about: dict[str, Any] = {"heads": heads, "scale": scale, "near": near_them, "prefix": prefix}
+        _, contexts = factor_and_contexts(query, key, value, **about)
+        found, to_near = factor_gradient((query, key, value), contexts, gradient, **about)
+        exact = [one.double().requires_grad_() for one in (query, key, value, seen)]
+        with torch.enable_grad():
+            out = factorised_attention_reference(exact[0], exact[1], exact[2], heads)
+            if near_them is not None:
+                out = out + F.pad(exact[3], (0, 0, prefix, 0)) * exact[0]
+        wanted = torch.autograd.grad(out, exact, gradient.double(), allow_unused=True)
+        near(found, torch.cat(wanted[:3], -1), 1e-5)
+        if to_near is not None:
+            near(to_near, wanted[3], 1e-5)
+
+
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+def test_depthwise_over_some_channels_of_tokens_behind_others(lanes: int, kernel: int) -> None:
+    """What it writes lies between numbers that stay as they are."""
+    tokens, weight = torch.randn(2, 1 + 5 * 6, 40), torch.randn(19, 1, kernel, kernel)
+    out = torch.ones(2, 1 + 5 * 6, 33)
+    maps = [one[:, 1:].unflatten(1, (5, 6))[..., 7:26] for one in (tokens, out)]
+    bias, around = torch.randn(19), (kernel // 2, kernel // 2)
+    expected = depthwise_exactly(maps[0], weight, bias, around)
+    convolve_channels(maps[0], weight, bias, around, out=maps[1])
+    near(maps[1], expected)
+    convolve_channels(maps[0], weight, bias, around, out=maps[1], adds=True)
+    near(maps[1], 2 * expected)
+    assert bool((out[:, :1] == 1).all() and (out[..., :7] == 1).all() and (out[..., 26:] == 1).all())
+    to_bias = torch.empty(19)
+    taps = taps_gradient(maps[0], maps[1], (kernel, kernel), around, to_bias=to_bias)
+    near(taps, taps_gradient(maps[0].contiguous(), maps[1].contiguous(), (kernel, kernel), around).double())
+    near(to_bias, maps[1].double().sum((0, 1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [((7, 7), (14, 14)), ((9, 4), (2, 5)), ((1, 1), (3, 2)), ((28, 28), (7, 7))]
+)
+@pytest.mark.parametrize("channels", [3, 19, 32])
+def test_tokens_on_another_grid(lanes: int, source: tuple[int, int], target: tuple[int, int], channels: int) -> None:
+    here, there = Grid(*source, 1), Grid(*target, 1)
+    x, gradient = torch.randn(2, here.tokens, channels), torch.randn(2, there.tokens, channels)
+    moved, back = torch.empty_like(gradient), torch.ones_like(x)
+    resample_tokens(x, here, moved, there, adds=False)
+    resample_tokens(gradient, here, back, there, back=True, adds=True)
+    with torch.enable_grad():
+        exact = x.double().requires_grad_()
+        expected = move(exact, here, there)
+    near(moved, expected)
+    near(back, torch.autograd.grad(expected, exact, gradient.double())[0] + 1)
 
 
 @needs_kernels

@@ -15,10 +15,10 @@ from mixlab.ops.attention import (
     AttentionGradient,
     attention,
     attention_reference,
-    may_train,
     window_attention,
     window_attention_reference,
 )
+from mixlab.ops.written import may_train
 from tests.ops.agree import assert_agree
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels here")
