@@ -477,7 +477,7 @@ class Branch(Opaque):
         found = self.as_operator(tokens, grid) if type(self) is Branch else None
         if found is not None:
             return found
-        return self.mixer(self.norm(tokens), grid)
+        return self.mixer(normed(self.norm, tokens), grid)
 
 
 class Residual(nn.Module):

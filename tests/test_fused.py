@@ -33,6 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "hpx_former_pico": {},
     "hb_former_pico": {},
     "deit_tiny": {"depths": [2]},
+    "poolformerv2_s12": {"depths": [1, 1, 1, 1]},
 }
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.errors import ConfigError
+from mixlab.fused import Recipe, is_chain
 from mixlab.grid import Grid
 from mixlab.guards import autocast_dtype, may_overwrite
 from mixlab.layers import DepthwiseConv, is_plain, through, weights_of
@@ -15,11 +16,16 @@ from mixlab.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.modules import Modules
 from mixlab.native import may_run
 from mixlab.native.factor import fits, run_factor
+from mixlab.native.steps import OUT, Place, Steps, Sum
 from mixlab.ops.convattention import (
     depthwise_in_one,
     factorised_attention,
+    may_run_windows,
     may_train_attention,
     may_train_position,
+    pixels,
+    placed,
+    see,
     trained_attention,
     trained_position,
 )
@@ -66,14 +72,23 @@ class ConvPosition(nn.Module):
             weight, bias = weights_of(self.conv)
             if may_train_position(tokens, weight, bias, grid):
                 return trained_position(tokens, weight, bias, grid)
+        if self.runs_natively(tokens, grid):
+            return placed(tokens, *weights_of(self.conv), grid)
         if may_merge(tokens, self.conv):  # the sum is one more at the kernel's centre
             weight, middle = self.conv.weight.clone(), self.conv.kernel_size[0] // 2
             weight[:, 0, middle, middle] += 1
-            image = F.conv2d(grid.to_map(tokens), weight, self.conv.bias, padding=middle, groups=len(weight))
-            placed = grid.from_map(image)
+            seen = F.conv2d(grid.to_map(tokens), weight, self.conv.bias, padding=middle, groups=len(weight))
+            image = grid.from_map(seen)
         else:
-            placed = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
-        return torch.cat([tokens[:, : grid.prefix], placed], 1) if grid.prefix else placed
+            image = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
+        return torch.cat([tokens[:, : grid.prefix], image], 1) if grid.prefix else image
+
+    def runs_natively(self, tokens: Tensor, grid: Grid) -> bool:
+        """Whether a kernel writes the sum where it belongs."""
+        if not may_merge(tokens, self.conv):
+            return False
+        weight, bias = weights_of(self.conv)
+        return may_run_windows(tokens, grid, [weight], [bias], tokens.shape[-1])
 
 
 def is_trained() -> bool:
@@ -110,6 +125,11 @@ class ConvRelativePosition(nn.Module):
         """What the windows see of the values, (B, H*W, C)."""
         image, convs = grid.to_map(value), list(self.convs)
         if may_merge(value, *convs):
+            weights, biases = zip(*map(weights_of, convs), strict=True)
+            if may_run_windows(value, grid, weights, biases, value.shape[2]):
+                seen = value.new_empty(len(value), grid.image_tokens, value.shape[2])
+                see(pixels(value, grid), pixels(seen, grid._replace(prefix=0)), weights, biases)
+                return seen
             near = depthwise_in_one(image, [conv.weight for conv in convs], [conv.bias for conv in convs])
         else:
             parts = image.split(self.widths, 1)
@@ -188,6 +208,30 @@ class ConvAttention(Mixer):
             return None
         both = [weights_of(conv) for conv in convs]
         return [weight for weight, _ in both], [bias for _, bias in both]
+
+    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
+        layers, heads, dim, images = (self.qkv, self.project), self.heads, tokens.shape[2], len(tokens)
+        windows = None if self.softmax_query else self.windows()
+        if type(self) is not ConvAttention or windows is None or not all(type(layer) is nn.Linear for layer in layers):
+            return None
+        qkv, project = map(weights_of, layers)
+        relative = None if self.relative is None else self.relative.module
+        scale = (dim // heads) ** -0.5 if self.scaled else 1.0
+        both = list(zip(*windows, strict=True))
+
+        def write(steps: Steps, x: Place, onto: Sum) -> None:
+            wide, mixed = steps.room(3 * dim), steps.room(dim)
+            steps.linear(qkv, x, wide)
+            near = steps.windows(both, images, grid, dim, wide) if both else None
+            steps.factor(heads, images, grid, dim, scale, wide, near, mixed)
+            steps.linear(project, mixed, OUT, onto=onto)
+
+        fits = is_chain(dim, qkv, keeps=False) and is_chain(dim, project) and len(qkv[0]) == 3 * dim
+        fits = fits and dim % heads == 0 and may_run_windows(tokens, grid, *windows, dim)
+        modules = (self, *layers, *(() if relative is None else (relative,)))
+        tensors = (*qkv, *project, *(one for pair in both for one in pair))
+        same = None if relative is None else lambda: self.relative is not None and self.relative.module is relative
+        return Recipe(modules, tensors, write, fits, holds=same)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         """The factors of the attention, each (B, heads, N, head_dim): the map of a query is its row times every key.

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.errors import ConfigError
+from mixlab.fused import Recipe
 from mixlab.grid import Grid
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
+from mixlab.native.steps import Place, Steps, Sum
+from mixlab.ops.pool import pool
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,17 @@ class Pool(Mixer):
         self.size = size
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        image = grid.to_map(tokens)
-        pooled = F.avg_pool2d(image, self.size, stride=1, padding=self.size // 2, count_include_pad=False)
-        return grid.behind_zeros(grid.from_map(pooled - image))
+        return grid.behind_zeros(pool(grid.image(tokens), Grid(grid.height, grid.width), self.size))
+
+    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
+        if type(self) is not Pool or grid.prefix:
+            return None
+        size, channels, images = self.size, tokens.shape[2], (len(tokens), grid.height, grid.width)
+
+        def write(steps: Steps, x: Place, onto: Sum) -> None:
+            steps.pool(size, images, channels, x, onto)
+
+        return Recipe((self,), (), write, size % 2 == 1)
 
 
 @MIXERS.register("pool", PoolOptions)

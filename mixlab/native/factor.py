@@ -43,6 +43,11 @@ def fits(*parts: Tensor) -> bool:
     )
 
 
+def contexts_of(width: int) -> int:
+    """Numbers that the kernel keeps of a head with so many channels."""
+    return (width + 2) * -(-width // PANEL) * PANEL
+
+
 def run_factor(
     query: Tensor, key: Tensor, value: Tensor, heads: int, *, scale: float, near: Tensor | None = None, prefix: int = 0
 ) -> Tensor:
@@ -59,7 +64,7 @@ def factor_and_contexts(
     found, (images, tokens, channels) = kernels(), query.shape
     assert found is not None
     out, width = query.new_empty(query.shape), channels // heads
-    contexts = query.new_empty(images * heads, width + 2, -(-width // PANEL) * PANEL)
+    contexts = query.new_empty(images * heads * contexts_of(width))
     pointers = (pointer(one) for one in (query, key, value, near, out, contexts))
     rows = (query.stride(1), key.stride(1), value.stride(1))
     sizes = (tokens, images, heads, width, prefix, torch.get_num_threads())

@@ -86,6 +86,8 @@ KERNEL(factor_gradient, struct factor_gradient)
 KERNEL(resample, struct resample)
 KERNEL(heads, struct heads)
 KERNEL(blocks, struct blocks_gradient)
+KERNEL(pool, struct pool)
+KERNEL(whole_norm, struct whole_norm)
 
 /* Kernels one behind the other: for each a number and the size of what it is handed, which follows. */
 struct step {
@@ -95,7 +97,8 @@ struct step {
 typedef int (*any_kernel)(void *, size_t);
 static const any_kernel numbered[] = {(any_kernel)mixlab_norm, (any_kernel)mixlab_linear, (any_kernel)mixlab_mlp,
                                       (any_kernel)mixlab_depthwise, (any_kernel)mixlab_mlstm,
-                                      (any_kernel)mixlab_longconv};
+                                      (any_kernel)mixlab_longconv, (any_kernel)mixlab_pool,
+                                      (any_kernel)mixlab_attention, (any_kernel)mixlab_factor};
 
 EXPORT int mixlab_steps(char *steps, size_t size) {
     for (char *end = steps + size; steps < end;) {

@@ -203,6 +203,25 @@ struct mlp {
     long tasks;
 };
 
+/* The mean over a window of an image minus its middle, and a residual sum: out = residual stream + branch that. */
+struct pool {
+    const float *x, *stream;        /* images x height x width x channels; stream may be NULL: no sum */
+    const float *residual, *branch; /* channels, or NULL: 1 */
+    float *out;
+    int images, height, width, channels;
+    int size; /* of the window, odd; what is outside of the image does not count */
+    int back; /* the gradient of x instead, from that of the output in its place */
+    int threads;
+};
+
+/* A norm over all rows of an image. */
+struct whole_norm {
+    const float *x, *weight, *bias; /* images x rows x width, width, width or NULL */
+    float *out, *sums;              /* sums are the kernel's own */
+    int images, rows, width, threads;
+    float eps;
+};
+
 struct kernels {
     int lanes;
     int (*mlp)(struct mlp *);
@@ -221,4 +240,6 @@ struct kernels {
     int (*resample)(const struct resample *);
     int (*heads)(const struct heads *);
     int (*blocks)(struct blocks_gradient *);
+    int (*pool)(const struct pool *);
+    int (*whole_norm)(struct whole_norm *);
 };

@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "resample.h"
 #include "heads.h"
+#include "pool.h"
 
 const struct kernels LEVEL = {
     .lanes = LANES,
@@ -32,4 +33,6 @@ const struct kernels LEVEL = {
     .resample = run_resample,
     .heads = run_heads,
     .blocks = run_blocks,
+    .pool = run_pool,
+    .whole_norm = run_whole_norm,
 };

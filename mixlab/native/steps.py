@@ -7,19 +7,24 @@ pointed at, so whoever keeps steps sees to it that these stay where they are.
 import ctypes
 import itertools
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mixlab.grid import Grid
 from mixlab.native import kernels, pointer
+from mixlab.native.attention import AttentionAbout
 from mixlab.native.depthwise import DepthwiseAbout
+from mixlab.native.factor import FactorAbout, contexts_of
 from mixlab.native.linear import AFTER, AS_IT_IS, FEW, KINDS, PANEL, LinearAbout, MlpAbout, Then
 from mixlab.native.longconv import Kernel
 from mixlab.native.mlstm import MlstmAbout, Packed, chunk_for
 from mixlab.native.norm import Norm, NormAbout
+from mixlab.native.pool import PoolAbout
 
-KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm", "longconv")  # by their numbers
+KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm", "longconv", "pool", "attention", "factor")  # by their numbers
 Weights = tuple[Tensor, Tensor | None]
 FLOAT = 4
 POINTER = struct.Struct("P")
@@ -178,6 +183,67 @@ class Steps:
         sizes = {"images": images, "height": height, "width": width, "factor_row": kernel.channels}
         about = kernel.about(**{name: pointer(prepared)}, **sizes)
         self.add("longconv", about, x=x, factor=factor, out=out)
+
+    def attention(self, heads: int, images: int, channels: int, x: Place, out: Place) -> None:
+        """See `run_attention`."""
+        width, row, tokens = channels // heads, 3 * channels, self.rows // images
+        sizes = {"tokens": tokens, "images": images, "heads": heads, "width": width, "threads": self.threads}
+        about = AttentionAbout(image=tokens * row, row=row, scale=width**-0.5, parts=1, **sizes)
+        self.add("attention", about, qkv=x, out=out)
+
+    def windows(self, windows: Sequence[Weights], images: int, grid: Grid, channels: int, x: Place) -> Place:
+        """Kernels (C, 1, h, w) over consecutive channels of the last third of (B, N, 3 C): what they see of images."""
+        row, near = 3 * channels, self.claim(images * grid.image_tokens * channels)
+        first = 0
+        for weight, bias in windows:
+            count, _, high, wide = weight.shape
+            about = DepthwiseAbout(
+                weight=pointer(weight),
+                bias=pointer(bias),
+                row=row,
+                image=grid.tokens * row,
+                out_row=channels,
+                out_image=grid.image_tokens * channels,
+                part=(ctypes.c_int * 3)(0, -1, -1),
+                images=images,
+                height=grid.height,
+                width=grid.width,
+                channels=count,
+                high=high,
+                wide=wide,
+                above=high // 2,
+                before=wide // 2,
+                threads=self.threads,
+            )
+            self.add("depthwise", about, x=x.at(grid.prefix * row + 2 * channels + first), out=near.at(first))
+            first += count
+        return near
+
+    def factor(
+        self, heads: int, images: int, grid: Grid, channels: int, scale: float, x: Place, near: Place | None, out: Place
+    ) -> None:
+        """See `run_factor`; queries, keys and values are the thirds of (B, N, 3 C)."""
+        width, row = channels // heads, 3 * channels
+        contexts = self.claim(images * heads * contexts_of(width))
+        sizes = {"tokens": grid.tokens, "images": images, "heads": heads, "width": width, "prefix": grid.prefix}
+        rows = {"query_row": row, "key_row": row, "value_row": row}
+        about = FactorAbout(**rows, **sizes, threads=self.threads, scale=scale)
+        places = {"query": x, "key": x.at(channels), "value": x.at(2 * channels), "out": out, "contexts": contexts}
+        self.add("factor", about, **places, **({} if near is None else {"near": near}))
+
+    def pool(self, window: int, size: tuple[int, int, int], channels: int, x: Place, onto: Sum) -> None:
+        """The mean over a window of images, rows and columns minus its middle, added to the stream."""
+        about = PoolAbout(
+            residual=pointer(onto.residual),
+            branch=pointer(onto.branch),
+            images=size[0],
+            height=size[1],
+            width=size[2],
+            channels=channels,
+            size=window,
+            threads=self.threads,
+        )
+        self.add("pool", about, x=x, stream=STREAM, out=OUT)
 
     def mlstm(self, cell: Cell, images: int, source: Place, values: Place, gate: Place, out: Place) -> None:
         """See `run_mlstm`, but silu(gate) is given; `out` may be the same."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.grid import Grid
+from mixlab.native import may_run
 from mixlab.native.depthwise import convolve_channels, taps_gradient
 from mixlab.native.factor import factor_and_contexts, factor_gradient
 from mixlab.ops.depthwise import convolved, has_lanes
@@ -73,9 +74,21 @@ def may_train_windows(
     tokens: Tensor, grid: Grid, weights: Sequence[Tensor], biases: Sequence[Tensor | None], channels: int
 ) -> bool:
     """Whether kernels of our own may move these windows over consecutive channels, and learn them."""
-    if not (may_train(tokens, *weights, *biases) and has_lanes()):
-        return False
-    fits = tokens.ndim == 3 and tokens.shape[1] == grid.tokens and sum(map(len, weights)) in (0, channels)
+    return may_train(tokens, *weights, *biases) and windows_fit(tokens, grid, weights, biases, channels)
+
+
+def may_run_windows(
+    tokens: Tensor, grid: Grid, weights: Sequence[Tensor], biases: Sequence[Tensor | None], channels: int
+) -> bool:
+    """The same where nothing is learned."""
+    return may_run(tokens, *weights, *biases) and windows_fit(tokens, grid, weights, biases, channels)
+
+
+def windows_fit(
+    tokens: Tensor, grid: Grid, weights: Sequence[Tensor], biases: Sequence[Tensor | None], channels: int
+) -> bool:
+    fits = has_lanes() and tokens.ndim == 3 and tokens.shape[1] == grid.tokens
+    fits = fits and sum(map(len, weights)) in (0, channels)
     for weight, bias in zip(weights, biases, strict=True):
         size = weight.shape[-1]
         fits = fits and weight.shape == (len(weight), 1, size, size) and size in WINDOWS and weight.is_contiguous()

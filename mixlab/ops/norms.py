@@ -3,6 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.native import may_run
+from mixlab.native.norm import WIDTH, Norm
+from mixlab.native.pool import run_whole_norm
+
 
 def global_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Zero mean and unit variance over (N, C) of each image, then a weight per channel."""
@@ -13,6 +17,15 @@ def global_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor | None, e
 
 
 def global_norm(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """`global_norm_reference` through group norm, which is fast only on a channels-last map."""
+    """`global_norm_reference` by a kernel where it serves, else by group norm, which is fast on a channels-last map."""
+    if may_run(tokens, weight, bias) and fits(tokens, weight, bias):
+        return run_whole_norm(tokens, Norm(weight, bias, eps))
     column = tokens.unflatten(1, (-1, 1)).permute(0, 3, 1, 2)  # (B, C, N, 1)
     return F.group_norm(column, 1, weight, bias, eps).permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def fits(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether (B, N, C) can be walked row by row."""
+    if tokens.ndim != 3 or not tokens.is_contiguous() or tokens.shape[2] % WIDTH:
+        return False
+    return all(one is None or (one.shape == tokens.shape[2:] and one.is_contiguous()) for one in (weight, bias))
