@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test quick-test lint docs docs-test export-matrix browser-test parity compile-all bench bench-full costs reproduce counts clean
+.PHONY: help demo test quick-test lint style types docs docs-test export-matrix browser-test parity compile-all bench bench-full costs reproduce counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -17,13 +17,17 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard mixlab/native/*.[ch])
 demo: $(INSTALLED) ## which mixer for the embedded digits: trains seven small models, offline (2 cores, 6 to 12 minutes)
 	$(BIN)/mixlab compare '*_pico' --data digits --recipe digits --jobs 2 --workers 0 --no-tensorboard --out runs/demo
 
-lint: $(INSTALLED) ## ruff and mypy
+lint: style types ## ruff and mypy
+
+style: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
 	$(BIN)/mypy
 
-test: $(INSTALLED) ## lint and every quick test, side by side (2 cores, 16 to 26 minutes with set-up)
-	@$(MAKE) --no-print-directory --jobs 2 lint quick-test
+test: style ## ruff, then mypy beside every quick test (2 cores, 16 to 26 minutes with set-up)
+	@$(MAKE) --no-print-directory --jobs 2 types quick-test
 
 quick-test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not heavy and not browser"

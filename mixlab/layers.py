@@ -304,7 +304,7 @@ def known_norm(norm: nn.Module) -> Norm | None:
 
 def normed(norm: nn.Module, one: Tensor, other: Tensor | None = None) -> Tensor:
     """norm(one) or norm(one * other) of (B, ..., C)."""
-    given, known = [one] if other is None else [one, other], known_norm(norm)
+    given, known = [one] if other is None else [one, other], known_norm(norm) if one.ndim > 2 else None
     if known is not None and (known.weight is not None or other is not None) and may_run(*given, *known[:2]):
         parts = [part.flatten(1, -2) for part in given]
         if fits(*parts) and all(part is None or part.shape == one.shape[-1:] for part in known[:2]):

@@ -195,9 +195,11 @@ def test_changed_weights_are_seen(name: str, change: str) -> None:
         assert change == "other_strides" or not torch.allclose(model(x), before, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["vil_pico", "convformer_pico", "hpx_former_pico"])
+@pytest.mark.parametrize(
+    "name", ["vil_pico", "convformer_pico", "caformer_pico", "hpx_former_pico", "poolformerv2_s12"]
+)
 def test_whoever_listens_is_told(name: str) -> None:
-    model, x = build(name), torch.randn(1, 3, 64, 64)
+    model, x = build(name, **MODELS[name]), torch.randn(1, 3, 64, 64)
     with torch.inference_mode():
         model(x)
         inside = [module for residual in residuals(model) for module in residual.modules() if module is not residual]
@@ -209,6 +211,47 @@ def test_whoever_listens_is_told(name: str) -> None:
     wanted = {id(module) for module in inside if module._forward_hooks}
     gates = {id(m) for m in inside if isinstance(m, nn.Linear) and m.out_features == 4}  # joined with the projections
     assert wanted - gates == called - gates
+
+
+def test_whoever_listens_to_a_shared_encoding_is_told() -> None:
+    model, x, called = build("coat_lite_pico"), torch.randn(1, 3, 64, 64), []
+    with torch.inference_mode():
+        before = model(x)
+        convs = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups > 1 and m.kernel_size == (5, 5)]
+        handle = convs[0].register_forward_hook(lambda *_: called.append(1))
+        torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
+        assert called
+        handle.remove()
+        convs[0].register_forward_hook(lambda *inputs: inputs[2] + 1)
+        assert not torch.allclose(model(x), before, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "attribute"), [("coat_lite_pico", "scaled"), ("poolformerv2_s12", "size")])
+def test_changed_settings_are_seen(name: str, attribute: str) -> None:
+    model, x = build(name, **MODELS[name]), torch.randn(1, 3, 64, 64)
+    with torch.inference_mode():
+        before = model(x)
+    for module in model.modules():
+        if hasattr(module, attribute):
+            setattr(module, attribute, False if attribute == "scaled" else 5)
+    assert_same(model, x)
+    with torch.inference_mode():
+        assert not torch.allclose(model(x), before, rtol=1e-4)
+
+
+def test_another_shared_encoding_is_seen() -> None:
+    model, x = build("coat_lite_pico"), torch.randn(1, 3, 64, 64)
+    with torch.inference_mode():
+        before = model(x)
+    for module in model.modules():
+        relative = getattr(module, "relative", None)
+        if isinstance(relative, Shared):
+            relative.module = copy.deepcopy(relative.module)
+            for parameter in relative.module.parameters():
+                parameter.data.add_(0.3)
+    assert_same(model, x)
+    with torch.inference_mode():
+        assert not torch.allclose(model(x), before, rtol=1e-4)
 
 
 def test_other_forwards_are_called() -> None:

@@ -40,6 +40,12 @@ def test_a_norm_by_a_kernel_is_the_norm(shape: tuple[int, ...]) -> None:
 
 
 @torch.inference_mode()
+def test_rows_without_a_batch_are_normed_too() -> None:
+    norm, x = nn.LayerNorm(32), torch.randn(20, 32)
+    assert torch.equal(normed(norm, x), norm(x))
+
+
+@torch.inference_mode()
 def test_a_norm_of_another_width_is_refused_by_pytorch_itself() -> None:
     with pytest.raises(RuntimeError, match="normalized_shape"):
         normed(nn.LayerNorm(16), torch.randn(2, 3, 32))

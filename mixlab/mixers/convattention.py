@@ -215,7 +215,7 @@ class ConvAttention(Mixer):
         if type(self) is not ConvAttention or windows is None or not all(type(layer) is nn.Linear for layer in layers):
             return None
         qkv, project = map(weights_of, layers)
-        relative = None if self.relative is None else self.relative.module
+        relative = None if self.relative is None else cast(ConvRelativePosition, self.relative.module)
         scale = (dim // heads) ** -0.5 if self.scaled else 1.0
         both = list(zip(*windows, strict=True))
 
@@ -228,7 +228,7 @@ class ConvAttention(Mixer):
 
         fits = is_chain(dim, qkv, keeps=False) and is_chain(dim, project) and len(qkv[0]) == 3 * dim
         fits = fits and dim % heads == 0 and may_run_windows(tokens, grid, *windows, dim)
-        modules = (self, *layers, *(() if relative is None else (relative,)))
+        modules = (self, *layers, *(() if relative is None else (relative, *relative.convs)))
         tensors = (*qkv, *project, *(one for pair in both for one in pair))
         same = None if relative is None else lambda: self.relative is not None and self.relative.module is relative
         return Recipe(modules, tensors, write, fits, holds=same)

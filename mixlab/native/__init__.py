@@ -106,7 +106,7 @@ def may_run(*tensors: Tensor | None) -> bool:
 
 def is_plain(x: Tensor) -> bool:
     """Asked in front of every kernel, outside of compiled code: the cheapest question first."""
-    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided or x.numel() == 0:
+    if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided or x.numel() == 0 or x.is_neg():
         return False
     return type(x) is torch.nn.Parameter or (type(x) is Tensor and not torch._C._functorch.is_legacy_batchedtensor(x))
 

@@ -206,9 +206,6 @@ static int depthwise_pack(void *about, long index) {
 
 static int run_depthwise(struct depthwise *at) {
     int blocks = pieces_of(at->channels, BLOCK), across = pieces_of(at->width, COLUMNS);
-    if (!at->image) at->image = (ptrdiff_t)at->height * at->width * at->row;
-    if (!at->out_row) at->out_row = at->channels;
-    if (!at->out_image) at->out_image = (ptrdiff_t)at->height * at->width * at->out_row;
     at->packed = claim((size_t)3 * blocks * (at->high * at->wide + 1) * BLOCK);
     if (!at->packed) return 1;
     /* strips as even as can be: two of a map for each thread, if that leaves them some rows */

@@ -80,8 +80,7 @@ def convolve_channels(
     if turned:
         padding = (weight.shape[2] - 1 - padding[0], weight.shape[3] - 1 - padding[1])
     about = {"channels": x.shape[3], "after": AFTER.index(after), "turned": turned, "adds": adds}
-    out_row, out_image = strides_of(out)
-    run(x, weight, bias, padding, out, part=(0, -1, -1), out_row=out_row, out_image=out_image, **about)
+    run(x, weight, bias, padding, out, part=(0, -1, -1), **about)
     return out
 
 
@@ -117,7 +116,7 @@ def run(
     found, (images, height, width, _) = kernels(), x.shape
     assert found is not None
     x = with_equal_rows(x)
-    row, image = strides_of(x)
+    (row, image), (out_row, out_image) = strides_of(x), strides_of(out)
     about = DepthwiseAbout(
         x=pointer(x),
         weight=pointer(weight),
@@ -125,6 +124,8 @@ def run(
         out=pointer(out),
         row=row,
         image=image,
+        out_row=out_row,
+        out_image=out_image,
         part=(c_int * 3)(*part),
         images=images,
         height=height,

@@ -43,6 +43,11 @@ def fits(*parts: Tensor) -> bool:
     )
 
 
+def row_of(part: Tensor) -> int:
+    """Numbers from a token of (B, N, C) to the next, also to that of the next image."""
+    return part.stride(1) if part.shape[1] > 1 else part.stride(0)
+
+
 def contexts_of(width: int) -> int:
     """Numbers that the kernel keeps of a head with so many channels."""
     return (width + 2) * -(-width // PANEL) * PANEL
@@ -66,7 +71,7 @@ def factor_and_contexts(
     out, width = query.new_empty(query.shape), channels // heads
     contexts = query.new_empty(images * heads * contexts_of(width))
     pointers = (pointer(one) for one in (query, key, value, near, out, contexts))
-    rows = (query.stride(1), key.stride(1), value.stride(1))
+    rows = map(row_of, (query, key, value))
     sizes = (tokens, images, heads, width, prefix, torch.get_num_threads())
     found.run("factor", FactorAbout(*pointers, *rows, *sizes, scale))
     return out, contexts
@@ -87,7 +92,7 @@ def factor_gradient(
     assert found is not None
     out, to_near = gradient.new_empty(images, tokens, 3 * channels), None if near is None else torch.empty_like(near)
     pointers = (pointer(one) for one in (*parts, near, gradient, contexts, *out.chunk(3, -1), to_near))
-    rows = (*(part.stride(1) for part in parts), 3 * channels)
+    rows = (*map(row_of, parts), 3 * channels)
     sizes = (tokens, images, heads, channels // heads, prefix, torch.get_num_threads())
     found.run("factor_gradient", FactorGradientAbout(*pointers, None, *rows, *sizes, scale))
     return out, to_near

@@ -91,7 +91,7 @@ struct depthwise {
     const float *norm;   /* or NULL: no norm */
     float *out, *aside;  /* images x height x width x channels */
     float *packed;       /* the kernel's own, as is `strip`: rows of a task */
-    ptrdiff_t row, image, out_row, out_image; /* from a pixel or an image to the next; 0: one behind the other */
+    ptrdiff_t row, image, out_row, out_image; /* from a pixel or an image to the next */
     int part[3]; /* where in a pixel the channels of a part begin; -1: there is none */
     int images, height, width, channels;
     int high, wide, above, before;

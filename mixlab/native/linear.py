@@ -108,6 +108,7 @@ def run_mlp(
     """
     found, rows = kernels(), math.prod(x.shape[:-1])
     assert found is not None
+    assert hidden is not None or after not in BESIDE
     if out is None:
         out = x.new_empty(*x.shape[:-1], len(second))
     if rows <= FEW:

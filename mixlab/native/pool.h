@@ -62,10 +62,10 @@ static int whole_part(void *about, long index) {
     return 0;
 }
 
-static int whole_apply(void *about, long index) {
-    const struct whole_norm *at = about;
-    long parts = pieces_of(at->rows, WHOLE_ROWS), image = index / parts, first = index % parts * WHOLE_ROWS;
-    const float *sums = at->sums + 2 * image * parts;
+/* From the parts of an image its mean, and what deviations from that are multiplied with: in place of the first part's. */
+static void whole_join(const struct whole_norm *at, long image) {
+    long parts = pieces_of(at->rows, WHOLE_ROWS);
+    float *sums = at->sums + 2 * image * parts;
     double mean = 0, squares = 0, all_numbers = (double)at->rows * at->width;
     for (int pass = 0; pass < 2; pass++)
         for (long part = 0; part < parts; part++) {
@@ -74,7 +74,13 @@ static int whole_apply(void *about, long index) {
             if (!pass) mean += sums[2 * part] * (numbers / all_numbers);
             else squares += sums[2 * part + 1] + numbers * apart * apart;
         }
-    float middle = (float)mean, over = (float)(1 / __builtin_sqrt(squares / all_numbers + at->eps));
+    sums[0] = (float)mean, sums[1] = (float)(1 / __builtin_sqrt(squares / all_numbers + at->eps));
+}
+
+static int whole_apply(void *about, long index) {
+    const struct whole_norm *at = about;
+    long parts = pieces_of(at->rows, WHOLE_ROWS), image = index / parts, first = index % parts * WHOLE_ROWS;
+    float middle = at->sums[2 * image * parts], over = at->sums[2 * image * parts + 1];
     long end = first + WHOLE_ROWS < at->rows ? first + WHOLE_ROWS : at->rows;
     for (long row = image * at->rows + first; row < image * at->rows + end; row++)
         for (int c = 0; c < at->width; c += LANES) {
@@ -88,7 +94,9 @@ static int run_whole_norm(struct whole_norm *at) {
     long tasks = (long)at->images * pieces_of(at->rows, WHOLE_ROWS);
     at->sums = claim((size_t)2 * tasks);
     if (!at->sums) return 1;
-    int failed = share(whole_part, at, tasks, at->threads) || share(whole_apply, at, tasks, at->threads);
+    int failed = share(whole_part, at, tasks, at->threads);
+    for (long image = 0; image < at->images; image++) whole_join(at, image);
+    failed = failed || share(whole_apply, at, tasks, at->threads);
     free(at->sums);
     return failed;
 }

@@ -11,7 +11,7 @@ from mixlab.grid import Grid
 from mixlab.guards import is_transformed
 from mixlab.native import may_run
 from mixlab.native.resample import resample_tokens
-from mixlab.ops.written import is_as_written, may_train, written_gradients
+from mixlab.ops.written import anywhere, is_as_written, may_train, written_gradients
 
 
 def move(tokens: Tensor, source: Grid, target: Grid) -> Tensor:
@@ -75,7 +75,7 @@ class ExchangeGradient(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         grids, needed = ctx.grids, ctx.needs_input_grad[1:]
         if is_as_written(*gradients):
-            places = [torch.zeros(one.shape, dtype=one.dtype, requires_grad=True) for one in gradients]
+            places = [anywhere(one) for one in gradients]
             return None, *written_gradients(lambda *all: exchange_reference(all, grids), places, needed, *gradients)
         found = summed(gradients, grids, back=True)
         return None, *(one if need else None for one, need in zip(found, needed, strict=True))

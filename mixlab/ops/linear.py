@@ -125,7 +125,9 @@ def is_fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         return False  # PyTorch has words for that
     if bias is not None and not (is_plain_float(bias) and bias.shape == weight.shape[:1] and bias.is_contiguous()):
         return False
-    return not (is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0)
+    if is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    return not (x.is_neg() or weight.is_neg())
 
 
 def is_plain_float(x: Tensor) -> bool:

@@ -24,8 +24,8 @@ def global_norm(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float)
     return F.group_norm(column, 1, weight, bias, eps).permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def fits(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def fits(tokens: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Whether (B, N, C) can be walked row by row."""
-    if tokens.ndim != 3 or not tokens.is_contiguous() or tokens.shape[2] % WIDTH:
+    if weight is None or tokens.ndim != 3 or not tokens.is_contiguous() or tokens.shape[2] % WIDTH:
         return False
     return all(one is None or (one.shape == tokens.shape[2:] and one.is_contiguous()) for one in (weight, bias))

@@ -9,7 +9,7 @@ from torch import Tensor
 from mixlab.grid import Grid
 from mixlab.native import may_run
 from mixlab.native.pool import run_pool
-from mixlab.ops.written import is_as_written, may_train, written_gradients
+from mixlab.ops.written import anywhere, is_as_written, may_train, written_gradients
 
 
 def pool_reference(tokens: Tensor, grid: Grid, size: int) -> Tensor:
@@ -46,7 +46,7 @@ class PoolGradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         grid, size = ctx.grid, ctx.size
         if is_as_written(gradient):
-            place = gradient.new_zeros(gradient.shape).requires_grad_()
+            place = anywhere(gradient)
             (found,) = written_gradients(lambda x: pool_reference(x, grid, size), [place], [True], gradient)
             return found, None, None
         return run_pool(pixels(gradient, grid), size, back=True).flatten(1, 2), None, None

@@ -22,7 +22,14 @@ def may_train(*tensors: Tensor | None) -> bool:
 
 def is_as_written(*gradients: Tensor) -> bool:
     """Whether gradients ask for the way that can be differentiated, or that kernels have no part in."""
-    return torch.is_grad_enabled() or any(is_many(one) or not is_plain(one) for one in gradients)
+    if torch.is_grad_enabled() or is_transformed() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return any(is_many(one) or not is_plain(one) for one in gradients)
+
+
+def anywhere(gradient: Tensor) -> Tensor:
+    """An input for the gradient of what is linear: it is the same everywhere."""
+    return torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device, requires_grad=True)
 
 
 def written_gradients(

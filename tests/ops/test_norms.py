@@ -25,3 +25,10 @@ def test_global_norm_in_inference(channels: int) -> None:
     torch.testing.assert_close(
         strided, global_norm_reference(x.transpose(0, 1), weight, bias, 1e-6), rtol=1e-4, atol=1e-4
     )
+
+
+def test_global_norm_without_a_weight() -> None:
+    x = torch.randn(2, 9, 16)
+    with torch.inference_mode():
+        found = global_norm(x, None, None, 1e-6)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, global_norm_reference(x, torch.ones(16), None, 1e-6), rtol=1e-4, atol=1e-4)
