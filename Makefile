@@ -46,8 +46,8 @@ browser-test: $(INSTALLED) ## the pages in a headless Chromium, which it finds o
 	$(BIN)/python -m tests.browser.chromium
 	$(BIN)/python -m pytest -m browser -rs tests/browser
 
-parity: $(INSTALLED) ## every model at full size beside timm, forward and backward (8 GB, about 20 minutes)
-	$(BIN)/python -m pytest -m heavy tests/test_full_size.py tests/test_timm.py tests/test_distributed.py
+parity: $(INSTALLED) ## every model at full size beside timm, forward and backward, and slow learners (8 GB, about 20 minutes)
+	$(BIN)/python -m pytest -m heavy tests/test_full_size.py tests/test_timm.py tests/test_distributed.py tests/dense
 
 compile-all: $(INSTALLED) ## torch.compile and export of every model, outputs and gradients (g++, about two hours)
 	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy tests/evals/test_compile_time.py

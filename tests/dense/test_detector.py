@@ -107,7 +107,7 @@ def bright_objects() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
     return pictures, [{"boxes": boxes, "labels": labels, "masks": masks}, nothing]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["mask_rcnn", pytest.param("cascade_mask_rcnn", marks=pytest.mark.heavy)])
 def test_it_learns_what_is_where(kind: Kind) -> None:
     detector = small(kind, width=32, head_width=64, detections=30)
     pictures, truths = bright_objects()
