@@ -29,9 +29,13 @@ class Grid(NamedTuple):
         """Image tokens behind zeros in the place of the class tokens: what a purely spatial mixer returns."""
         return F.pad(image, (0, 0, self.prefix, 0)) if self.prefix else image
 
+    def pixels(self, tokens: Tensor) -> Tensor:
+        """The image tokens as a (B, H, W, C) view."""
+        return self.image(tokens).unflatten(1, (self.height, self.width))
+
     def to_map(self, tokens: Tensor) -> Tensor:
         """The image tokens as a (B, C, H, W) view in channels-last memory."""
-        return self.image(tokens).unflatten(1, (self.height, self.width)).permute(0, 3, 1, 2)
+        return self.pixels(tokens).permute(0, 3, 1, 2)
 
     def from_map(self, image_map: Tensor) -> Tensor:
         """The image tokens of a map, (B, H*W, C)."""

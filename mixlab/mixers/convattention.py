@@ -23,11 +23,11 @@ from mixlab.ops.convattention import (
     may_run_windows,
     may_train_attention,
     may_train_position,
-    pixels,
     placed,
     see,
     trained_attention,
     trained_position,
+    with_itself,
 )
 
 
@@ -74,9 +74,8 @@ class ConvPosition(nn.Module):
                 return trained_position(tokens, weight, bias, grid)
         if self.runs_natively(tokens, grid):
             return placed(tokens, *weights_of(self.conv), grid)
-        if may_merge(tokens, self.conv):  # the sum is one more at the kernel's centre
-            weight, middle = self.conv.weight.clone(), self.conv.kernel_size[0] // 2
-            weight[:, 0, middle, middle] += 1
+        if may_merge(tokens, self.conv):
+            weight, middle = with_itself(self.conv.weight), self.conv.kernel_size[0] // 2
             seen = F.conv2d(grid.to_map(tokens), weight, self.conv.bias, padding=middle, groups=len(weight))
             image = grid.from_map(seen)
         else:
@@ -128,7 +127,7 @@ class ConvRelativePosition(nn.Module):
             weights, biases = zip(*map(weights_of, convs), strict=True)
             if may_run_windows(value, grid, weights, biases, value.shape[2]):
                 seen = value.new_empty(len(value), grid.image_tokens, value.shape[2])
-                see(pixels(value, grid), pixels(seen, grid._replace(prefix=0)), weights, biases)
+                see(grid.pixels(value), grid._replace(prefix=0).pixels(seen), weights, biases)
                 return seen
             near = depthwise_in_one(image, [conv.weight for conv in convs], [conv.bias for conv in convs])
         else:

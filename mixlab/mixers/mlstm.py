@@ -79,7 +79,7 @@ class Path(NamedTuple):
         """Tokens in the order of the walk, and the grid that the image then lies on."""
         if not any(self):
             return tokens, grid
-        image = grid.image(tokens).unflatten(1, (grid.height, grid.width))
+        image = grid.pixels(tokens)
         image = image.flip(2) if self.mirrored else image
         image = image.transpose(1, 2) if self.columns else image
         walk = Grid(image.shape[1], image.shape[2], grid.prefix)

@@ -125,7 +125,7 @@ class Recurrent2d(Mixer):
         return self.fusion
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        image = grid.image(tokens).unflatten(1, (grid.height, grid.width))  # (B, H, W, C)
+        image = grid.pixels(tokens)  # (B, H, W, C)
         mixed = self.both(image) if self.may_run(image) else self.one_by_one(image, grid)
         mixed = mixed.flatten(1, 2)  # (B, H*W, width)
         return grid.behind_zeros(mixed if self.fusion is None else through(self.fusion, mixed))

@@ -143,21 +143,25 @@ class Steps:
         *,
         turned: bool = False,
         product: Product | None = None,
+        strides: tuple[int, int, int, int] | None = None,
     ) -> None:
-        """Kernels (C, 1, h, w) over images, rows and columns; `product`: see `convolve_and_multiply`."""
+        """Kernels (C, 1, h, w) over images, rows and columns; `product`: see `convolve_and_multiply`. `strides`: from a
+        pixel and an image to the next of `x` and `out`, if they do not lie one behind the other.
+        """
         (weight, bias), (images, height, width) = weights, size
-        row, _, high, wide = weight.shape
+        seen, _, high, wide = weight.shape
         above, before = (high - 1 - padding[0], wide - 1 - padding[1]) if turned else padding
-        channels = row if product is None else row // 3
+        channels = seen if product is None else seen // 3
+        row, image, out_row, out_image = strides or (seen, height * width * seen, channels, height * width * channels)
         parts = (0, -1, -1) if product is None else tuple(channels * part for part in product.parts)
         about = DepthwiseAbout(
             weight=pointer(weight),
             bias=pointer(bias),
             norm=None if product is None else pointer(product.norm.weight),
             row=row,
-            image=height * width * row,
-            out_row=channels,
-            out_image=height * width * channels,
+            image=image,
+            out_row=out_row,
+            out_image=out_image,
             part=(ctypes.c_int * 3)(*parts),
             images=images,
             height=height,
@@ -197,29 +201,13 @@ class Steps:
     def windows(self, windows: Sequence[Weights], images: int, grid: Grid, channels: int, x: Place) -> Place:
         """Kernels (C, 1, h, w) over consecutive channels of the last third of (B, N, 3 C): what they see of images."""
         row, near = 3 * channels, self.claim(images * grid.image_tokens * channels)
+        strides = (row, grid.tokens * row, channels, grid.image_tokens * channels)
+        start, size = x.at(grid.prefix * row + 2 * channels), (images, grid.height, grid.width)
         first = 0
         for weight, bias in windows:
-            count, _, high, wide = weight.shape
-            about = DepthwiseAbout(
-                weight=pointer(weight),
-                bias=pointer(bias),
-                row=row,
-                image=grid.tokens * row,
-                out_row=channels,
-                out_image=grid.image_tokens * channels,
-                part=(ctypes.c_int * 3)(0, -1, -1),
-                images=images,
-                height=grid.height,
-                width=grid.width,
-                channels=count,
-                high=high,
-                wide=wide,
-                above=high // 2,
-                before=wide // 2,
-                threads=self.threads,
-            )
-            self.add("depthwise", about, x=x.at(grid.prefix * row + 2 * channels + first), out=near.at(first))
-            first += count
+            around = (weight.shape[2] // 2, weight.shape[3] // 2)
+            self.depthwise((weight, bias), size, around, start.at(first), near.at(first), strides=strides)
+            first += len(weight)
         return near
 
     def factor(

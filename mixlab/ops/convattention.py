@@ -65,11 +65,6 @@ def depthwise_in_one(x: Tensor, weights: list[Tensor], biases: list[Tensor | Non
 # -- in training: tokens behind class tokens, where they lie -------------------------------------
 
 
-def pixels(tokens: Tensor, grid: Grid) -> Tensor:
-    """The image tokens of (B, N, C) as (B, H, W, C), in the same memory."""
-    return grid.image(tokens).unflatten(1, (grid.height, grid.width))
-
-
 def may_train_windows(
     tokens: Tensor, grid: Grid, weights: Sequence[Tensor], biases: Sequence[Tensor | None], channels: int
 ) -> bool:
@@ -175,7 +170,7 @@ class AttentionGradient(torch.autograd.Function):
         query, key, value = qkv.contiguous().chunk(3, -1)
         near = qkv.new_empty(len(qkv), grid.image_tokens, query.shape[2]) if weights else None
         if near is not None:
-            see(pixels(value, grid), pixels(near, grid._replace(prefix=0)), weights, biases)
+            see(grid.pixels(value), grid._replace(prefix=0).pixels(near), weights, biases)
         scale = (query.shape[2] // heads) ** -0.5 if scaled else 1.0
         ctx.about = {"heads": heads, "scale": scale, "prefix": grid.prefix}
         out, contexts = factor_and_contexts(query, key, value, near=near, **ctx.about)
@@ -199,9 +194,9 @@ class AttentionGradient(torch.autograd.Function):
         to_qkv, to_near = factor_gradient(parts, contexts, gradient.contiguous(), near=near, **ctx.about)
         others = []
         if to_near is not None:
-            to_image = pixels(to_near, grid._replace(prefix=0))
-            see(to_image, pixels(to_qkv.chunk(3, -1)[2], grid), weights, [None] * len(weights), turned=True, adds=True)
-            others = window_gradients(pixels(parts[2], grid), to_image, weights, biases, needed[1:])
+            to_image = grid._replace(prefix=0).pixels(to_near)
+            see(to_image, grid.pixels(to_qkv.chunk(3, -1)[2]), weights, [None] * len(weights), turned=True, adds=True)
+            others = window_gradients(grid.pixels(parts[2]), to_image, weights, biases, needed[1:])
         return to_qkv if needed[0] else None, None, None, None, *others
 
 
@@ -245,16 +240,21 @@ class PositionGradient(torch.autograd.Function):
                 return conv_position_reference(tokens, weight, bias, grid)
 
             return *written_gradients(written, (tokens, weight, bias), needed, gradient), None
-        images = pixels(tokens, grid), pixels(gradient, grid)
+        images = grid.pixels(tokens), grid.pixels(gradient)
         to_tokens = placed(gradient, weight, None, grid, turned=True) if needed[0] else None
         return to_tokens, *window_gradients(*images, [weight], [bias], needed[1:]), None
 
 
 def placed(tokens: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid, *, turned: bool = False) -> Tensor:
     """`turned`: the same of a gradient."""
-    weight, middle = weight.detach().clone(), weight.shape[-1] // 2
-    weight[:, 0, middle, middle] += 1
     out = tokens.new_empty(tokens.shape)
     out[:, : grid.prefix] = tokens[:, : grid.prefix]
-    see(pixels(tokens, grid), pixels(out, grid), [weight], [bias], turned=turned)
+    see(grid.pixels(tokens), grid.pixels(out), [with_itself(weight.detach())], [bias], turned=turned)
     return out
+
+
+def with_itself(weight: Tensor) -> Tensor:
+    """Kernels that add what is in their middle to what they see: one more at the centre."""
+    weight, middle = weight.clone(), weight.shape[-1] // 2
+    weight[:, 0, middle, middle] += 1
+    return weight

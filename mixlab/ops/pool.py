@@ -23,15 +23,11 @@ def pool(tokens: Tensor, grid: Grid, size: int) -> Tensor:
     """`pool_reference` by a kernel where it serves; of tokens without class tokens."""
     if tokens.ndim == 3 and tokens.shape[1] == grid.image_tokens and size % 2:
         if may_run(tokens):
-            return run_pool(pixels(tokens, grid), size).flatten(1, 2)
+            return run_pool(grid.pixels(tokens.contiguous()), size).flatten(1, 2)
         if may_train(tokens):
             trained: Tensor = PoolGradient.apply(tokens, grid, size)
             return trained
     return pool_reference(tokens, grid, size)
-
-
-def pixels(tokens: Tensor, grid: Grid) -> Tensor:
-    return tokens.contiguous().unflatten(1, (grid.height, grid.width))
 
 
 class PoolGradient(torch.autograd.Function):
@@ -40,7 +36,7 @@ class PoolGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, grid: Grid, size: int) -> Tensor:
         ctx.grid, ctx.size = grid, size
-        return run_pool(pixels(tokens, grid), size).flatten(1, 2)
+        return run_pool(grid.pixels(tokens.contiguous()), size).flatten(1, 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
@@ -49,4 +45,4 @@ class PoolGradient(torch.autograd.Function):
             place = anywhere(gradient)
             (found,) = written_gradients(lambda x: pool_reference(x, grid, size), [place], [True], gradient)
             return found, None, None
-        return run_pool(pixels(gradient, grid), size, back=True).flatten(1, 2), None, None
+        return run_pool(grid.pixels(gradient.contiguous()), size, back=True).flatten(1, 2), None, None

@@ -70,6 +70,15 @@ def assert_near(found: Tensor, exact: Tensor, bound: float = 1e-5) -> None:
     assert float((found - exact).detach().abs().max()) <= bound * max(1.0, float(exact.detach().abs().max()))
 
 
+def assert_near_both_ways(out: Tensor, inputs: list[Tensor], expected: Tensor, exact: list[Tensor]) -> None:
+    """Values, and gradients of inputs and of the same in double precision."""
+    assert_near(out, expected)
+    factor = torch.randn_like(out)
+    wanted = torch.autograd.grad(expected, exact, factor.double())
+    for found, one in zip(torch.autograd.grad(out, inputs, factor), wanted, strict=True):
+        assert_near(found, one)
+
+
 @needs_kernels
 @settings(deadline=None, max_examples=60)
 @given(
@@ -93,11 +102,7 @@ def test_trained_attention_and_its_gradients(
     count = len(weights)
     given_biases = exact[1 + count :] if relative == "biases" else [None] * count
     expected = conv_attention_reference(exact[0], exact[1 : 1 + count], given_biases, heads, grid, scaled=scaled)
-    assert_near(out, expected)
-    factor = torch.randn_like(out)
-    wanted = torch.autograd.grad(expected, exact, factor.double())
-    for found, one in zip(torch.autograd.grad(out, inputs, factor), wanted, strict=True):
-        assert_near(found, one)
+    assert_near_both_ways(out, inputs, expected, exact)
 
 
 @needs_kernels
@@ -118,11 +123,7 @@ def test_trained_position_and_its_gradients(
     exact = [one.detach().double().requires_grad_() for one in inputs]
     out = trained_position(inputs[0], inputs[1], inputs[2] if biased else None, grid)
     expected = conv_position_reference(exact[0], exact[1], exact[2] if biased else None, grid)
-    assert_near(out, expected)
-    factor = torch.randn_like(out)
-    wanted = torch.autograd.grad(expected, exact, factor.double())
-    for found, one in zip(torch.autograd.grad(out, inputs, factor), wanted, strict=True):
-        assert_near(found, one)
+    assert_near_both_ways(out, inputs, expected, exact)
 
 
 @needs_kernels

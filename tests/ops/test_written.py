@@ -20,9 +20,9 @@ from mixlab.ops.exchange import exchange, exchange_reference
 from mixlab.ops.pool import pool, pool_reference
 from tests.native.test_kernels import needs_kernels
 
-GRID, WEIGHT, BLOCKS = Grid(3, 4), torch.randn(12, 1, 3, 3), torch.randn(8, 4, 4)
-GRIDS = (Grid(3, 4), Grid(6, 2))
-OTHER = torch.randn(2, 12, 36)
+RANDOM = torch.Generator().manual_seed(0)
+GRID, GRIDS = Grid(3, 4), (Grid(3, 4), Grid(6, 2))
+WEIGHT, BLOCKS, OTHER = (torch.randn(shape, generator=RANDOM) for shape in ((12, 1, 3, 3), (8, 4, 4), (2, 12, 36)))
 Function = Callable[[Tensor], Tensor]
 PAIRS: dict[str, tuple[tuple[int, ...], Function, Function]] = {
     "attention": ((2, 12, 36), lambda x: attention(x, 3), lambda x: attention_reference(x, 3)),
