@@ -23,14 +23,6 @@ INLINE vec power_of_two(vec x) {
     return result * (vec)power;
 }
 
-INLINE vec larger_of(vec x, vec than) { /* `than` where x is not a number */
-#if LANES == 8 && defined(__AVX__)
-    return (vec)__builtin_ia32_maxps256(x, than);
-#else
-    return choose(x > than, x, than);
-#endif
-}
-
 INLINE int at_most_of(long left, int most) { return left < most ? (int)left : most; }
 
 /* The size of pieces up to `most`, all alike but the last. */
@@ -64,7 +56,7 @@ static void gather_panels(float *to, const float *from, ptrdiff_t row, int count
     struct linear rows = {.right = from, .right_row = row, .columns = count, .depth = width, .right_turned = 1};
     for (int first = 0; first < count; first += PANEL) {
         for (int i = first + PANEL; i < count && i < first + 2 * PANEL; i++) ask_for(from + i * row, width);
-        pack(&rows, first / PANEL, to + (ptrdiff_t)first * width);
+        pack(&rows, first, PANEL, to + (ptrdiff_t)first * width);
     }
 }
 

@@ -184,7 +184,7 @@ struct star {
 /* out = f(left right + bias), or with the numbers `beside` it: a residual sum, or a gradient through an activation */
 struct linear {
     const float *left, *right, *bias; /* rows x depth, depth x columns, columns or NULL */
-    float *packed, *out;              /* packed: room for depth x columns rounded up to 16, or NULL */
+    float *packed, *out;              /* packed: room for depth x columns rounded up to 32, or NULL */
     const float *beside;            /* rows x columns, as out */
     float *aside;                   /* a second output, as out */
     const float *residual, *branch; /* columns: factors of the residual sum, or NULL: 1 */

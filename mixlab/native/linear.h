@@ -1,8 +1,8 @@
-/* Products of large matrices: out (m x n) = f(left (m x k) right (k x n) + bias), right packed into panels of 16 columns.
+/* Products of large matrices: out (m x n) = f(left (m x k) right (k x n) + bias), right packed into panels of WIDE columns.
 
 A panel's part of DEEP rows stays in the first cache while it meets the rows of a task, whose part of `left` stays in the
 second. */
-#define DEEP 384
+#define DEEP (LANES == 16 ? 256 : 384)
 #define ROWS_AT_ONCE (16 * TALL)
 
 /* Of sums x and numbers y beside them. The last five: residual y + branch x; x times the root of y; x, and aside GELU(x);
@@ -47,15 +47,6 @@ INLINE vec gelu_and_slope(vec x, vec *slope) {
     vec share = 0.5f + 0.5f * error_function(x * 0.70710678118654752f);
     *slope = share + x * exponential(-0.5f * x * x) * 0.39894228040143268f;
     return x * share;
-}
-
-INLINE vec square_root(vec x) {
-#if LANES == 8 && defined(__AVX__)
-    return (vec)__builtin_ia32_sqrtps256(x);
-#else
-    for (int lane = 0; lane < LANES; lane++) x[lane] = __builtin_sqrtf(x[lane]);
-    return x;
-#endif
 }
 
 /* Of four numbers each: a0 b0 a1 b1 or a2 b2 a3 b3, in pairs a0 a1 b0 b1 or a2 a3 b2 b3. */
@@ -104,42 +95,43 @@ INLINE void exchange(vec *rows) {
 #endif
 }
 
-static void pack(const struct linear *at, long panel, float *to) {
-    int first = panel * PANEL, valid = at->columns - first < PANEL ? at->columns - first : PANEL;
+/* Columns from `first` on as a panel. */
+static void pack(const struct linear *at, long first, int wide, float *to) {
+    int valid = at->columns - first < wide ? at->columns - first : wide;
     if (!at->right_turned) {
         const float *from = at->right + first;
         for (int k = 0; k < at->depth; k++)
-            for (int part = 0; part < PANEL; part += LANES)
-                store(to + k * PANEL + part, load_some(from + k * at->right_row + part, valid - part));
+            for (int part = 0; part < wide; part += LANES)
+                store(to + k * wide + part, load_some(from + k * at->right_row + part, valid - part));
         return;
     }
     const float *from = at->right + first * at->right_row;
-    for (int part = 0; part < PANEL; part += LANES) {
+    for (int part = 0; part < wide; part += LANES) {
         int k = 0;
         if (valid - part >= LANES)
             for (; k + LANES <= at->depth; k += LANES) {
                 vec rows[LANES];
                 for (int i = 0; i < LANES; i++) rows[i] = load(from + (part + i) * at->right_row + k);
                 exchange(rows);
-                for (int i = 0; i < LANES; i++) store(to + (k + i) * PANEL + part, rows[i]);
+                for (int i = 0; i < LANES; i++) store(to + (k + i) * wide + part, rows[i]);
             }
         for (; k < at->depth; k++)
-            for (int i = 0; i < LANES; i++) to[k * PANEL + part + i] = part + i < valid ? from[(part + i) * at->right_row + k] : 0;
+            for (int i = 0; i < LANES; i++) to[k * wide + part + i] = part + i < valid ? from[(part + i) * at->right_row + k] : 0;
     }
 }
 
-INLINE void linear_start(int rows, vec (*sums)[PARTS], const float *out, ptrdiff_t out_row, const float *bias, int begins,
+INLINE void linear_start(int rows, int parts, vec *sums, const float *out, ptrdiff_t out_row, const float *bias, int begins,
                          int valid) {
     for (int i = 0; i < rows; i++)
-        for (int p = 0; p < PARTS; p++)
-            sums[i][p] = !begins ? load_some(out + i * out_row + p * LANES, valid - p * LANES)
+        for (int p = 0; p < parts; p++)
+            sums[i * parts + p] = !begins ? load_some(out + i * out_row + p * LANES, valid - p * LANES)
                          : bias  ? load_some(bias + p * LANES, valid - p * LANES)
                                  : (vec){0};
 }
 
-INLINE void linear_end(int rows, vec (*sums)[PARTS], float *out, ptrdiff_t out_row, int ends, int kind,
+INLINE void linear_end(int rows, int parts, vec *sums, float *out, ptrdiff_t out_row, int ends, int kind,
                        const struct after *after, int valid) {
-    for (int p = 0; p < PARTS && ends && kind != NOTHING; p++) {
+    for (int p = 0; p < parts && ends && kind != NOTHING; p++) {
         int place = p * LANES, some = valid - place;
         vec residual = kind == ONTO && after->residual ? load_some(after->residual + place, some) : all(1);
         vec branch = kind == ONTO && after->branch ? load_some(after->branch + place, some) : all(1);
@@ -147,52 +139,62 @@ INLINE void linear_end(int rows, vec (*sums)[PARTS], float *out, ptrdiff_t out_r
             vec beside = kind == ONTO || kind == TIMES_ROOT || kind == GELU_SLOPE ? load_some(after->beside + i * out_row + place, some)
                                                                                 : (vec){0};
             vec slope, active;
-            if (kind == ONTO) sums[i][p] = sums[i][p] * branch + beside * residual;
-            else if (kind == TIMES_ROOT) sums[i][p] *= square_root(beside);
+            if (kind == ONTO) sums[i * parts + p] = sums[i * parts + p] * branch + beside * residual;
+            else if (kind == TIMES_ROOT) sums[i * parts + p] *= square_root(beside);
             else if (kind == AND_GELU || kind == GELU_SLOPE) {
-                active = kind == AND_GELU ? activated(sums[i][p], GELU, NULL) : gelu_and_slope(beside, &slope);
+                active = kind == AND_GELU ? activated(sums[i * parts + p], GELU, NULL) : gelu_and_slope(beside, &slope);
                 store_some(after->aside + i * out_row + place, active, some);
-                if (kind == GELU_SLOPE) sums[i][p] *= slope;
+                if (kind == GELU_SLOPE) sums[i * parts + p] *= slope;
             } else if (kind == AND_RELU) {
-                store_some(after->aside + i * out_row + place, at_least(sums[i][p], 0.0f), some);
-                sums[i][p] = activated(sums[i][p], SQUARED_RELU, after->then);
-            } else sums[i][p] = activated(sums[i][p], kind, after->then);
+                store_some(after->aside + i * out_row + place, at_least(sums[i * parts + p], 0.0f), some);
+                sums[i * parts + p] = activated(sums[i * parts + p], SQUARED_RELU, after->then);
+            } else sums[i * parts + p] = activated(sums[i * parts + p], kind, after->then);
         }
     }
     for (int i = 0; i < rows; i++)
-        for (int p = 0; p < PARTS; p++) store_some(out + i * out_row + p * LANES, sums[i][p], valid - p * LANES);
+        for (int p = 0; p < parts; p++) store_some(out + i * out_row + p * LANES, sums[i * parts + p], valid - p * LANES);
 }
 
 /* As `tile`, from the bias on where it begins and through the activation where it ends. */
 INLINE void linear_tile(float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row, ptrdiff_t left_column,
                         const float *panel, int depth, const float *bias, int begins, int ends, int kind,
                         const struct after *after) {
-    vec sums[TALL][PARTS];
-    linear_start(TALL, sums, out, out_row, bias, begins, PANEL);
+    vec sums[TALL * WIDE_PARTS];
+    linear_start(TALL, WIDE_PARTS, sums, out, out_row, bias, begins, WIDE);
     if (ends && (kind == ONTO || kind == TIMES_ROOT || kind == GELU_SLOPE))
         for (int i = 0; i < TALL; i++) __builtin_prefetch(after->beside + i * out_row);
-    accumulate(TALL, sums, left, left_row, left_column, panel, PANEL, depth);
-    linear_end(TALL, sums, out, out_row, ends, kind, after, PANEL);
+    accumulate(TALL, WIDE_PARTS, sums, left, left_row, left_column, panel, WIDE, depth);
+    linear_end(TALL, WIDE_PARTS, sums, out, out_row, ends, kind, after, WIDE);
 }
 
 #define EDGE(rows) \
     case rows: \
-        accumulate(rows, sums, left, left_row, left_column, panel, PANEL, depth); \
+        accumulate(rows, parts, sums, left, left_row, left_column, panel, WIDE, depth); \
         break;
 
-/* The same where there are fewer rows or columns: once for all that may follow, which would be much to compile. */
-static __attribute__((noinline)) void linear_edge(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row,
-                                                  ptrdiff_t left_column, const float *panel, int depth, const float *bias,
-                                                  int begins, int ends, int kind, const struct after *after, int valid) {
-    vec sums[TALL][PARTS];
-    linear_start(rows, sums, out, out_row, bias, begins, valid);
+INLINE void linear_fewer(int rows, int parts, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row,
+                         ptrdiff_t left_column, const float *panel, int depth, const float *bias, int begins, int ends, int kind,
+                         const struct after *after, int valid) {
+    vec sums[TALL * WIDE_PARTS];
+    linear_start(rows, parts, sums, out, out_row, bias, begins, valid);
     switch (rows) {
         EDGE(1) EDGE(2) EDGE(3) EDGE(4) EDGE(5) EDGE(6)
 #if TALL > 6
         EDGE(7) EDGE(8) EDGE(9) EDGE(10) EDGE(11) EDGE(12)
 #endif
     }
-    linear_end(rows, sums, out, out_row, ends, kind, after, valid);
+    linear_end(rows, parts, sums, out, out_row, ends, kind, after, valid);
+}
+
+/* The same where there are fewer rows or columns: once for all that may follow, which would be much to compile. */
+static __attribute__((noinline)) void linear_edge(int rows, float *out, ptrdiff_t out_row, const float *left, ptrdiff_t left_row,
+                                                  ptrdiff_t left_column, const float *panel, int depth, const float *bias,
+                                                  int begins, int ends, int kind, const struct after *after, int valid) {
+    if (LANES == 16 && valid <= PANEL)
+        linear_fewer(rows, PARTS, out, out_row, left, left_row, left_column, panel, depth, bias, begins, ends, kind, after, valid);
+    else
+        linear_fewer(rows, WIDE_PARTS, out, out_row, left, left_row, left_column, panel, depth, bias, begins, ends, kind, after,
+                     valid);
 }
 
 /* Some rows of the product times some panels. */
@@ -201,11 +203,11 @@ INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdif
                         int columns) {
     for (int from = 0; from < depth; from += DEEP) {
         int deep = depth - from < DEEP ? depth - from : DEEP, ends = from + deep == depth;
-        for (int column = 0; column < columns; column += PANEL) {
-            const float *panel = packed + (size_t)column * depth + (size_t)from * PANEL;
-            int valid = columns - column < PANEL ? columns - column : PANEL;
-            for (int row = 0; row < rows; row += TALL) {
-                int some = rows - row < TALL ? rows - row : TALL;
+        for (int column = 0; column < columns; column += WIDE) {
+            const float *panel = packed + (size_t)column * depth + (size_t)from * WIDE;
+            int valid = columns - column < WIDE ? columns - column : WIDE;
+            for (int row = 0, some; row < rows; row += some) {
+                some = next_rows(rows - row);
                 const float *part = left + row * left_row + from * left_column;
                 float *place = out + row * out_row + column;
                 const float *start = bias ? bias + column : NULL;
@@ -216,7 +218,7 @@ INLINE void linear_part(float *out, ptrdiff_t out_row, const float *left, ptrdif
                     if (here.residual) here.residual += column;
                     if (here.branch) here.branch += column;
                 }
-                if (some == TALL && valid == PANEL)
+                if (some == TALL && valid == WIDE)
                     linear_tile(place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, kind, &here);
                 else
                     linear_edge(some, place, out_row, part, left_row, left_column, panel, deep, start, !from, ends, kind, &here,
@@ -247,8 +249,8 @@ static void linear_after(const struct linear *at, long row, long column, const f
 static int linear_task(void *about, long index) {
     const struct linear *at = about;
     long group = index % at->groups, block = index / at->groups;
-    long panels = (at->columns + PANEL - 1) / PANEL, first = panels * group / at->groups * PANEL;
-    long end = panels * (group + 1) / at->groups * PANEL, row = block * ROWS_AT_ONCE;
+    long panels = (at->columns + WIDE - 1) / WIDE, first = panels * group / at->groups * WIDE;
+    long end = panels * (group + 1) / at->groups * WIDE, row = block * ROWS_AT_ONCE;
     if (end > at->columns) end = at->columns;
     int rows = at->rows - row < ROWS_AT_ONCE ? at->rows - row : ROWS_AT_ONCE;
     linear_after(at, row, first, at->left + row * at->left_row, at->left_row, at->left_column,
@@ -258,18 +260,18 @@ static int linear_task(void *about, long index) {
 
 static int pack_task(void *about, long panel) {
     const struct linear *at = about;
-    pack(at, panel, at->packed + (size_t)panel * at->depth * PANEL);
+    pack(at, panel * WIDE, WIDE, at->packed + (size_t)panel * at->depth * WIDE);
     return 0;
 }
 
 /* Few rows: panels are packed by the thread that uses them, and never leave its cache. */
 static int linear_panels_task(void *about, long index) {
     const struct linear *at = about;
-    long panels = (at->columns + PANEL - 1) / PANEL, panel = panels * index / at->groups, end = panels * (index + 1) / at->groups;
-    float *packed = claim((size_t)(end - panel) * at->depth * PANEL);
+    long panels = (at->columns + WIDE - 1) / WIDE, panel = panels * index / at->groups, end = panels * (index + 1) / at->groups;
+    float *packed = claim((size_t)(end - panel) * at->depth * WIDE);
     if (!packed) return 1;
-    for (long i = panel; i < end; i++) pack(at, i, packed + (size_t)(i - panel) * at->depth * PANEL);
-    int first = panel * PANEL, columns = end * PANEL < at->columns ? (end - panel) * PANEL : at->columns - first;
+    for (long i = panel; i < end; i++) pack(at, i * WIDE, WIDE, packed + (size_t)(i - panel) * at->depth * WIDE);
+    int first = panel * WIDE, columns = end * WIDE < at->columns ? (end - panel) * WIDE : at->columns - first;
     linear_after(at, 0, first, at->left, at->left_row, at->left_column, packed, at->rows, columns, at->out + first);
     free(packed);
     return 0;
@@ -277,7 +279,7 @@ static int linear_panels_task(void *about, long index) {
 
 static int run_linear(const struct linear *given) {
     struct linear at = *given;
-    long panels = (at.columns + PANEL - 1) / PANEL, blocks = (at.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    long panels = (at.columns + WIDE - 1) / WIDE, blocks = (at.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     if (!at.packed) {
         at.groups = panels >= 32 * at.threads / 2 ? panels / 4 : panels >= 8 * at.threads ? panels / 2 : panels;
         return share(linear_panels_task, &at, at.groups, at.threads);
@@ -294,7 +296,7 @@ static int run_linear(const struct linear *given) {
 
 static int mlp_pack_task(void *about, long panel) {
     struct mlp *at = about;
-    long first = (at->first.columns + PANEL - 1) / PANEL;
+    long first = (at->first.columns + WIDE - 1) / WIDE;
     return panel < first ? pack_task(&at->first, panel) : pack_task(&at->second, panel - first);
 }
 
@@ -304,7 +306,7 @@ static int mlp_task(void *about, long index) {
     const struct linear *second = &at->second;
     long row = first.rows * index / at->tasks, rows = first.rows * (index + 1) / at->tasks - row;
     int keeps = first.out != NULL, aside = first.after == AND_GELU; /* the second layer takes what lies aside */
-    if (!keeps) first.out_row = (first.columns + PANEL - 1) / PANEL * PANEL;
+    if (!keeps) first.out_row = (first.columns + WIDE - 1) / WIDE * WIDE;
     float *room = !keeps || aside ? claim((size_t)rows * first.out_row) : NULL;
     if (!room && (!keeps || aside)) return 1;
     float *out = keeps ? first.out + row * first.out_row : room;
@@ -319,7 +321,7 @@ static int mlp_task(void *about, long index) {
 }
 
 static int run_mlp(struct mlp *at) {
-    long panels = (at->first.columns + PANEL - 1) / PANEL + (at->second.columns + PANEL - 1) / PANEL;
+    long panels = (at->first.columns + WIDE - 1) / WIDE + (at->second.columns + WIDE - 1) / WIDE;
     long rows = HIDDEN_AT_ONCE / at->first.columns / TALL * TALL;
     rows = rows < 4 * TALL ? 4 * TALL : rows > ROWS_AT_ONCE ? ROWS_AT_ONCE : rows;
     at->tasks = (at->first.rows + rows - 1) / rows;

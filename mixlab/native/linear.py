@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mixlab.native import kernels, pointer
 
-PANEL = 16
+PANEL = 32  # columns of a packed weight, rounded up to the widest of all levels
 FEW = 480  # rows up to which a panel of the weight is packed where it is used
 AFTER = ("none", "gelu", "relu", "squared_relu", "silu")
 BESIDE = ("onto", "times_root", "and_gelu", "gelu_slope", "and_relu")  # what has other inputs or outputs

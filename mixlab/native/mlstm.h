@@ -213,17 +213,15 @@ INLINE float mlstm_row(float *scores, const float *weights, int own, int seen) {
 /* Some rows of 16 channels: what they read from the state, of which `carried` is left, and from their chunk, divided. */
 INLINE void mlstm_read(int rows, float *out, const float *query, const float *memory, ptrdiff_t width, const float *carried,
                        const float *scores, ptrdiff_t stride, const float *value, int seen, const float *shares) {
-    vec sums[TALL][PARTS];
-    for (int i = 0; i < rows; i++)
-        for (int p = 0; p < PARTS; p++) sums[i][p] = (vec){0};
+    vec sums[TALL * PARTS];
+    for (int i = 0; i < rows * PARTS; i++) sums[i] = (vec){0};
     if (carried) {
-        accumulate(rows, sums, query, width, 1, memory, width, width);
-        for (int i = 0; i < rows; i++)
-            for (int p = 0; p < PARTS; p++) sums[i][p] *= carried[i];
+        accumulate(rows, PARTS, sums, query, width, 1, memory, width, width);
+        for (int i = 0; i < rows * PARTS; i++) sums[i] *= carried[i / PARTS];
     }
-    accumulate(rows, sums, scores, stride, 1, value, width, seen);
+    accumulate(rows, PARTS, sums, scores, stride, 1, value, width, seen);
     for (int i = 0; i < rows; i++)
-        for (int p = 0; p < PARTS; p++) store(out + i * width + p * LANES, sums[i][p] * shares[i]);
+        for (int p = 0; p < PARTS; p++) store(out + i * width + p * LANES, sums[i * PARTS + p] * shares[i]);
 }
 
 #define READ(rows) \

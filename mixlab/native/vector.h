@@ -6,6 +6,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if LANES == 16
+#include <immintrin.h>
+#endif
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -16,18 +19,38 @@ typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias
 INLINE vec load(const float *from) { return *(const loose *)from; }
 INLINE void store(float *to, vec x) { *(loose *)to = x; }
 INLINE vec all(float x) { return x - (vec){0}; }
-INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
-
-/* What is not a number stays so, also by the instructions of Intel, which then give their second operand. */
-#if LANES == 8 && defined(__AVX__)
-INLINE vec at_least(vec x, float low) { return (vec)__builtin_ia32_maxps256(all(low), x); }
-INLINE vec at_most(vec x, float high) { return (vec)__builtin_ia32_minps256(all(high), x); }
+#if LANES == 16
+INLINE vec choose(ivec mask, vec yes, vec no) { return _mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)mask), no, yes); }
 #else
-INLINE vec at_least(vec x, float low) { return choose(x < low, all(low), x); }
-INLINE vec at_most(vec x, float high) { return choose(x > high, all(high), x); }
+INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
 #endif
 
+/* What is not a number stays so, also by the instructions of Intel, which then give their second operand. */
+#if LANES == 16
+INLINE vec larger_of(vec x, vec than) { return _mm512_max_ps(x, than); } /* `than` where one is not a number */
+INLINE vec smaller_of(vec x, vec than) { return _mm512_min_ps(x, than); }
+INLINE vec square_root(vec x) { return _mm512_sqrt_ps(x); }
+#elif LANES == 8 && defined(__AVX__)
+INLINE vec larger_of(vec x, vec than) { return (vec)__builtin_ia32_maxps256(x, than); }
+INLINE vec smaller_of(vec x, vec than) { return (vec)__builtin_ia32_minps256(x, than); }
+INLINE vec square_root(vec x) { return (vec)__builtin_ia32_sqrtps256(x); }
+#else
+INLINE vec larger_of(vec x, vec than) { return choose(x > than, x, than); }
+INLINE vec smaller_of(vec x, vec than) { return choose(x < than, x, than); }
+INLINE vec square_root(vec x) {
+    for (int lane = 0; lane < LANES; lane++) x[lane] = __builtin_sqrtf(x[lane]);
+    return x;
+}
+#endif
+INLINE vec at_least(vec x, float low) { return larger_of(all(low), x); }
+INLINE vec at_most(vec x, float high) { return smaller_of(all(high), x); }
+
 /* The first `count` of a vector, where there may be no more. */
+#if LANES == 16
+INLINE __mmask16 mask_of(int count) { return count >= LANES ? 0xffff : count > 0 ? (1u << count) - 1 : 0; }
+INLINE vec load_some(const float *from, int count) { return _mm512_maskz_loadu_ps(mask_of(count), from); }
+INLINE void store_some(float *to, vec x, int count) { _mm512_mask_storeu_ps(to, mask_of(count), x); }
+#else
 INLINE vec load_some(const float *from, int count) {
     if (count >= LANES) return load(from);
     float some[LANES] = {0};
@@ -43,6 +66,7 @@ INLINE void store_some(float *to, vec x, int count) {
         memcpy(to, some, count * sizeof(float));
     }
 }
+#endif
 
 /* The sum of a vector: halves upon halves. */
 INLINE float sum(vec x) {
