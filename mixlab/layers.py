@@ -26,7 +26,6 @@ from mixlab.ops.activations import (
 )
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.linear import (
-    LANES,
     TWO,
     After,
     is_fast,
@@ -541,7 +540,7 @@ class Residual(nn.Module):
         if recipe.modules[0] is not mixer and not any(recipe.modules[0] is one for one in handed.values()):
             return None  # who decides about the steps is not watched
         norm, onto = known_norm(branch.norm), Sum(scaling.residual, scaling.branch)
-        if norm is not None and (norm.weight is None or norm.weight.shape != (dim,) or dim % LANES):
+        if norm is not None and (norm.weight is None or norm.weight.shape != (dim,)):
             norm = None  # by itself, in front of the steps
         vectors = (None if norm is None else norm.bias, *onto)
         tensors = (*recipe.tensors, *onto, *((None, None) if norm is None else norm[:2]))

@@ -23,7 +23,7 @@ from mixlab.guards import is_constant, is_transformed
 NAMES = (
     *("steps", "same", "linear", "mlp", "lstm", "mlstm", "longconv", "norm", "depthwise", "taps", "star", "factor"),
     *("factor_gradient", "attention", "attention_gradient", "resample", "heads", "blocks"),
-    *("pool", "whole_norm"),
+    *("pool", "whole_norm", "weight"),
 )
 # Of operators that compiled code calls. Without the tag inductor fails on a second image size; PyTorch releases that do
 # not know it call none.

@@ -63,8 +63,6 @@ INLINE void depthwise_row(const struct depthwise *at, const struct tile *tile, i
     }
 }
 
-INLINE int pieces_of(int size, int at_most) { return (size + at_most - 1) / at_most; }
-
 /* The bias and the weights of a block of a part. */
 INLINE const float *depthwise_packed(const struct depthwise *at, int part, int block) {
     return at->packed + ((size_t)part * pieces_of(at->channels, BLOCK) + block) * (at->high * at->wide + 1) * BLOCK;

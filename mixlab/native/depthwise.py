@@ -10,7 +10,6 @@ from torch import Tensor
 from mixlab.native import kernels, pointer
 from mixlab.native.linear import AFTER
 from mixlab.native.longconv import row_of
-from mixlab.native.norm import WIDTH
 
 Pair = tuple[int, int]  # rows, columns
 
@@ -40,11 +39,6 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[:2] != (x.shape[3], 1) or x.stride(3) != 1:
         return False
     return weight.is_contiguous() and (bias is None or (bias.is_contiguous() and bias.shape == weight.shape[:1]))
-
-
-def joins(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> bool:
-    """Whether that, and a norm of a third of the channels."""
-    return fits(x, weight, bias) and (norm is None or len(norm) % WIDTH == 0)
 
 
 def strides_of(x: Tensor) -> Pair:

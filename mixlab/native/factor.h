@@ -13,13 +13,6 @@ INLINE vec within(const float *row, int place, int channels) {
     return __builtin_shuffle(load(row + channels - LANES), order);
 }
 
-INLINE vec first_of(vec x, int count) { /* zeros behind them */
-    if (count >= LANES) return x;
-    ivec lane;
-    for (int i = 0; i < LANES; i++) lane[i] = i;
-    return choose(lane < count, x, (vec){0});
-}
-
 /* Numbers that a head of an image leaves behind: width rows of its context, its peaks and sums, padded to 16 each. */
 INLINE size_t factor_kept(int width) { return (size_t)(width + 2) * padded_to(width, PANEL); }
 

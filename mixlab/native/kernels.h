@@ -171,6 +171,17 @@ struct resample {
     int adds, threads; /* adds: to what is in out */
 };
 
+/* The gradient of a weight: out = left^T right, added to what is there if it `adds`, and so the sums of left over its rows. */
+struct weight {
+    const float *left, *right; /* rows x high, rows x wide */
+    float *out, *sums;         /* high x wide; high, or NULL */
+    ptrdiff_t left_row, right_row;
+    long rows;
+    float *others; /* the kernel's own, as is what follows `threads`: pieces of rows and columns that are tasks */
+    int high, wide, adds, threads;
+    int shares, down, across;
+};
+
 /* Back through s r^2 + b, r at least 0: out = gradient * r * slope, and the sums of gradient * r^2 and of gradient. */
 struct star {
     const float *gradient, *kept; /* kept: r */
@@ -233,6 +244,7 @@ struct kernels {
     int (*depthwise)(struct depthwise *);
     int (*taps)(struct taps *);
     int (*star)(struct star *);
+    int (*weight)(struct weight *);
     int (*factor)(struct factor *);
     int (*attention)(struct attention *);
     int (*attention_gradient)(struct attention_gradient *);

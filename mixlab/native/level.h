@@ -4,6 +4,7 @@
 #include "product.h"
 #include "norm.h"
 #include "linear.h"
+#include "weight.h"
 #include "recurrent.h"
 #include "mlstm.h"
 #include "longconv.h"
@@ -26,6 +27,7 @@ const struct kernels LEVEL = {
     .depthwise = run_depthwise,
     .taps = run_taps,
     .star = run_star,
+    .weight = run_weight,
     .factor = run_factor,
     .factor_gradient = run_factor_gradient,
     .attention = run_attention,

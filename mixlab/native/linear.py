@@ -45,6 +45,27 @@ class StarAbout(ctypes.Structure):
     )
 
 
+class WeightAbout(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("left", "right", "out", "sums")),
+        *((name, c_ssize_t) for name in ("left_row", "right_row")),
+        ("rows", c_long),
+        ("others", c_void_p),
+        *((name, c_int) for name in ("high", "wide", "adds", "threads", "shares", "down", "across")),
+    )
+
+
+def run_weight(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None, *, adds: bool) -> None:
+    """left^T right into `out`, or added to it, and so the sums of left's rows into `sums`; both sides are (N, C) with
+    contiguous rows.
+    """
+    found = kernels()
+    assert found is not None
+    sizes = (left.shape[1], right.shape[1], adds, torch.get_num_threads())
+    pointers = (pointer(one) for one in (left, right, out, sums))
+    found.run("weight", WeightAbout(*pointers, left.stride(0), right.stride(0), len(left), None, *sizes))
+
+
 STAR_AT_ONCE = 16384  # as in linear.h
 
 

@@ -98,11 +98,6 @@ static int mlstm_gates_task(void *about, long index) {
 /* e^x, nothing where a sum would not notice it; what is not a number stays so. */
 static float left_of(double x) { return x <= -60 ? 0 : (float)__builtin_exp(x > 80 ? 80 : x); }
 
-/* Numbers that are wanted soon are asked for: a head's share of a row is too short for the processor to see it coming. */
-INLINE void ask_for(const float *from, ptrdiff_t count) {
-    for (ptrdiff_t c = 0; c < count; c += 16) __builtin_prefetch(from + c);
-}
-
 /* Sums of log forget gates and the largest gain so far, of a chunk. */
 static void mlstm_sums(const struct mlstm *at, const struct mlstm_room *room, long image, int head, int first, int count) {
     ptrdiff_t all_steps = (ptrdiff_t)at->images * at->steps, step = (ptrdiff_t)image * at->steps + first;

@@ -2,8 +2,9 @@
 #define NORM_ROWS 32
 
 INLINE vec norm_input(const struct norm *at, const float *one, const float *other, int c) {
-    vec x = load(one + c);
-    return at->other ? x * load(other + c) : x;
+    int some = at->width - c;
+    vec x = load_some(one + c, some);
+    return at->other ? x * load_some(other + c, some) : x;
 }
 
 /* The sum of (x - mean)^power over a row, in four sums that do not wait for each other. */
@@ -16,7 +17,7 @@ INLINE float norm_sum(const float *row, int width, float mean, int power) {
             sums[i] += power == 1 ? x : x * x;
         }
     for (; c < width; c += LANES) {
-        vec x = load(row + c) - mean;
+        vec x = first_of(load_some(row + c, width - c) - mean, width - c);
         sums[0] += power == 1 ? x : x * x;
     }
     return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
@@ -27,8 +28,9 @@ INLINE void norm_row(float *row, int width, const float *weight, const float *bi
     float mean = norm_sum(row, width, 0, 1) / width;
     float over = 1.0f / __builtin_sqrtf(norm_sum(row, width, mean, 2) / width + eps);
     for (int c = 0; c < width; c += LANES) {
-        vec x = (load(row + c) - mean) * over * load(weight + c);
-        store(row + c, bias ? x + load(bias + c) : x);
+        int some = width - c;
+        vec x = (load_some(row + c, some) - mean) * over * load_some(weight + c, some);
+        store_some(row + c, bias ? x + load_some(bias + c, some) : x, some);
     }
 }
 
@@ -39,7 +41,7 @@ static int norm_task(void *about, long index) {
     for (long row = first; row < end; row++) {
         const float *one = at->one + row * at->one_row, *other = at->other ? at->other + row * at->other_row : NULL;
         float *out = at->out + row * width;
-        for (int c = 0; c < width; c += LANES) store(out + c, norm_input(at, one, other, c));
+        for (int c = 0; c < width; c += LANES) store_some(out + c, norm_input(at, one, other, c), width - c);
         if (at->weight) norm_row(out, width, at->weight, at->bias, at->eps);
     }
     return 0;

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from mixlab.native import kernels, pointer
 
-WIDTH = 16  # channels come in multiples of it
-
 
 class Norm(NamedTuple):
     """A layer norm; without a weight none at all."""
@@ -45,9 +43,6 @@ def norm_of_product(one: Tensor, other: Tensor | None, norm: Norm) -> Tensor:
 def fits(*parts: Tensor) -> bool:
     """Whether these (B, N, C) of one shape can be walked row by row."""
     return all(
-        part.shape == parts[0].shape
-        and part.shape[-1] % WIDTH == 0
-        and part.stride(2) == 1
-        and part.stride(0) == part.shape[1] * part.stride(1)
+        part.shape == parts[0].shape and part.stride(2) == 1 and part.stride(0) == part.shape[1] * part.stride(1)
         for part in parts
     )

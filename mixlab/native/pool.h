@@ -84,8 +84,9 @@ static int whole_apply(void *about, long index) {
     long end = first + WHOLE_ROWS < at->rows ? first + WHOLE_ROWS : at->rows;
     for (long row = image * at->rows + first; row < image * at->rows + end; row++)
         for (int c = 0; c < at->width; c += LANES) {
-            vec x = (load(at->x + row * at->width + c) - middle) * over * load(at->weight + c);
-            store(at->out + row * at->width + c, at->bias ? x + load(at->bias + c) : x);
+            int some = at->width - c;
+            vec x = (load_some(at->x + row * at->width + c, some) - middle) * over * load_some(at->weight + c, some);
+            store_some(at->out + row * at->width + c, at->bias ? x + load_some(at->bias + c, some) : x, some);
         }
     return 0;
 }

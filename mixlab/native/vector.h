@@ -68,6 +68,13 @@ INLINE void store_some(float *to, vec x, int count) {
 }
 #endif
 
+INLINE vec first_of(vec x, int count) { /* zeros behind them */
+    if (count >= LANES) return x;
+    ivec lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    return choose(lane < count, x, (vec){0});
+}
+
 /* The sum of a vector: halves upon halves. */
 INLINE float sum(vec x) {
 #if LANES == 16
@@ -124,6 +131,13 @@ INLINE vec hyperbolic_tangent(vec x) {
     vec large = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
     return choose((x < 0.625f) & (x > -0.625f), small, large);
 }
+
+/* Numbers that are wanted soon are asked for: a head's share of a row is too short for the processor to see it coming. */
+INLINE void ask_for(const float *from, ptrdiff_t count) {
+    for (ptrdiff_t c = 0; c < count; c += 16) __builtin_prefetch(from + c);
+}
+
+INLINE int pieces_of(int size, int at_most) { return (size + at_most - 1) / at_most; }
 
 /* Working memory that vectors may lie in; NULL where there is none. */
 INLINE float *claim(size_t floats) { return aligned_alloc(64, (floats * 4 + 127) / 64 * 64); }

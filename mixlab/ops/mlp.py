@@ -5,6 +5,7 @@ GELU, behind a ReLU and its square. It works on as many tokens at a time as cach
 activations and their slopes are part of it.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from mixlab.guards import is_many
 from mixlab.native import linear as native
 from mixlab.native.linear import run_linear, run_mlp
-from mixlab.ops.linear import is_fast, is_own_product, linear_reference, product
+from mixlab.ops.linear import Sums, is_fast, is_own_product, linear_reference, product, weight_gradient
 from mixlab.ops.written import written_gradients
 
 Inner = Literal["relu", "squared_relu", "gelu"]
@@ -69,23 +70,18 @@ class MlpGradient(torch.autograd.Function):
             return *written_gradients(written, inputs, needed, gradient), None
         back = (second * 2 if ctx.inner == "squared_relu" else second).t()  # the slope of r^2 is 2 r
         to_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed[0] else None
-        sums: list[Tensor | None] = [None] * 3  # of the first layer's weight and bias, and of the second's weight
+        layers: list[Sums] = [(None, None)] * 2  # of each the weight and the bias
         rows = rows_at_once(first)
         for index, (some, hidden) in enumerate(zip(gradient.split(rows), kept.split(rows), strict=True)):
             here = slice(index * rows, index * rows + len(some))
-            if not any(needed[:3]):
-                if needed[3]:
-                    sums[2] = add_product(sums[2], some, activate(hidden, ctx.inner))
-                continue
-            place = None if to_x is None else to_x[here]
-            to_hidden, active = hidden_gradient(some, back, hidden, ctx.inner, first.t(), place)
-            if needed[3]:
-                sums[2] = add_product(sums[2], some, active)
-            if needed[1]:
-                sums[0] = add_product(sums[0], to_hidden, x[here])
-            if needed[2]:
-                sums[1] = to_hidden.sum(0) if sums[1] is None else sums[1].add_(to_hidden.sum(0))
-        return to_x, sums[0], sums[1], sums[2], gradient.sum(0) if needed[4] else None, None
+            if any(needed[:3]):
+                place = None if to_x is None else to_x[here]
+                to_hidden, active = hidden_gradient(some, back, hidden, ctx.inner, first.t(), place)
+                layers[0] = add_gradients(layers[0], to_hidden, x[here], needed[1:3])
+            else:
+                active = activate(hidden, ctx.inner)
+            layers[1] = add_gradients(layers[1], some, active, needed[3:])
+        return to_x, *layers[0], *layers[1], None
 
 
 def rows_at_once(weight: Tensor) -> int:
@@ -124,6 +120,10 @@ def hidden_gradient(
     return found, active
 
 
-def add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """total + left^T right"""
-    return left.t() @ right if total is None else total.addmm_(left.t(), right)
+def add_gradients(sums: Sums, gradient: Tensor, x: Tensor, needed: Sequence[bool]) -> Sums:
+    """Those of a layer's weight and bias over some more tokens, if they are needed."""
+    if needed[0]:
+        return weight_gradient(gradient, x, bias=needed[1], onto=sums)
+    if needed[1]:
+        return None, gradient.sum(0) if sums[1] is None else sums[1].add_(gradient.sum(0))
+    return sums

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.native import may_run
-from mixlab.native.norm import WIDTH, Norm
+from mixlab.native.norm import Norm
 from mixlab.native.pool import run_whole_norm
 
 
@@ -26,6 +26,6 @@ def global_norm(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float)
 
 def fits(tokens: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Whether (B, N, C) can be walked row by row."""
-    if weight is None or tokens.ndim != 3 or not tokens.is_contiguous() or tokens.shape[2] % WIDTH:
+    if weight is None or tokens.ndim != 3 or not tokens.is_contiguous():
         return False
     return all(one is None or (one.shape == tokens.shape[2:] and one.is_contiguous()) for one in (weight, bias))

@@ -1,0 +1,118 @@
+/* The gradient of a weight: out (high x wide) = left^T right, summed over many rows, and the sums of left over its rows.
+
+Some rows of both sides at a time are packed, left in tiles of TALL columns and right in panels of WIDE. A task has columns of
+both for itself, as many as its cache holds; where these are few, several share the rows and are summed up behind. */
+#define ROWS_DEEP 256    /* rows at a time */
+#define MOST_ACROSS 4    /* panels of a task */
+#define MOST_DOWN 16     /* tiles of a task */
+#define LEAST_ROWS 1024  /* of a share */
+#define SHARE_NUMBERS (3 << 19) /* of both sides that a share has, so that the last cache holds them while columns take turns */
+#define ROWS_AHEAD 8
+#define TILE_SIZE (ROWS_DEEP * TALL + 16) /* what a last vector has too much lies behind */
+
+/* Which columns of `left` a tile has: as even as can be. */
+INLINE int weight_top(const struct weight *at, int tile) { return (long)at->high * tile / pieces_of(at->high, TALL); }
+
+/* Some tiles over some rows, as TALL numbers a row. Rows are read once from end to end, which is how memory likes it. */
+static void weight_pack(const struct weight *at, float *to, long row, int deep, int first, int last, float *sums, int begins) {
+    enum { VECTORS = (TALL + LANES - 1) / LANES };
+    vec totals[MOST_DOWN][VECTORS];
+    memset(totals, 0, sizeof(totals));
+    int tops[MOST_DOWN + 1];
+    for (int tile = first; tile <= last; tile++) tops[tile - first] = weight_top(at, tile);
+    for (int k = 0; k < deep; k++) {
+        const float *from = at->left + (row + k) * at->left_row;
+        if (k + ROWS_AHEAD < deep) ask_for(from + ROWS_AHEAD * at->left_row + tops[0], tops[last - first] - tops[0]);
+        for (int tile = 0; tile < last - first; tile++)
+            for (int p = 0; p < VECTORS; p++) {
+                vec x = load_some(from + tops[tile] + p * LANES, tops[tile + 1] - tops[tile] - p * LANES);
+                store(to + (size_t)tile * TILE_SIZE + k * TALL + p * LANES, x);
+                totals[tile][p] += x;
+            }
+    }
+    for (int tile = 0; tile < last - first && sums; tile++)
+        for (int p = 0; p < VECTORS; p++) {
+            int some = tops[tile + 1] - tops[tile] - p * LANES;
+            float *place = sums + tops[tile] + p * LANES;
+            store_some(place, begins ? totals[tile][p] : load_some(place, some) + totals[tile][p], some);
+        }
+}
+
+#define WEIGHT_TILE(rows) \
+    case rows: \
+        accumulate(rows, WIDE_PARTS, sums, left, 1, TALL, right, WIDE, deep); \
+        break;
+
+static void weight_tile(int rows, float *out, ptrdiff_t out_row, const float *left, const float *right, int deep, int begins,
+                        int valid) {
+    vec sums[TALL * WIDE_PARTS];
+    linear_start(rows, WIDE_PARTS, sums, out, out_row, NULL, begins, valid);
+    switch (rows) {
+        WEIGHT_TILE(1) WEIGHT_TILE(2) WEIGHT_TILE(3) WEIGHT_TILE(4) WEIGHT_TILE(5) WEIGHT_TILE(6)
+#if TALL > 6
+        WEIGHT_TILE(7) WEIGHT_TILE(8) WEIGHT_TILE(9) WEIGHT_TILE(10) WEIGHT_TILE(11) WEIGHT_TILE(12)
+#endif
+    }
+    linear_end(rows, WIDE_PARTS, sums, out, out_row, 0, NOTHING, NULL, valid);
+}
+
+/* Numbers of a share: the product and the sums. */
+INLINE size_t weight_numbers(const struct weight *at) { return (size_t)at->high * (at->wide + 1); }
+
+static int weight_task(void *about, long index) {
+    const struct weight *at = about;
+    int tiles = pieces_of(at->high, TALL), panels = pieces_of(at->wide, WIDE);
+    int across = index % at->across, down = index / at->across % at->down, share = index / at->across / at->down;
+    int first = (long)tiles * down / at->down, last = (long)tiles * (down + 1) / at->down;
+    int left = panels * across / at->across * WIDE, right = panels * (across + 1) / at->across * WIDE;
+    if (right > at->wide) right = at->wide;
+    long row = at->rows * share / at->shares, end = at->rows * (share + 1) / at->shares;
+    float *out = at->out, *sums = at->sums;
+    if (share) out = at->others + (share - 1) * weight_numbers(at), sums = sums ? out + (size_t)at->high * at->wide : NULL;
+    float *packed = claim((size_t)(last - first) * TILE_SIZE + (size_t)ROWS_DEEP * MOST_ACROSS * WIDE);
+    if (!packed) return 1;
+    float *tiled = packed + (size_t)ROWS_DEEP * MOST_ACROSS * WIDE;
+    for (int begins = share || !at->adds; row < end; row += ROWS_DEEP, begins = 0) {
+        int deep = end - row < ROWS_DEEP ? end - row : ROWS_DEEP;
+        struct linear sides = {.right = at->right + row * at->right_row, .right_row = at->right_row, .columns = at->wide, .depth = deep};
+        for (int column = left; column < right; column += WIDE) pack(&sides, column, WIDE, packed + (size_t)(column - left) * ROWS_DEEP);
+        weight_pack(at, tiled, row, deep, first, last, left ? NULL : sums, begins);
+        for (int column = left; column < right; column += WIDE)
+            for (int tile = first; tile < last; tile++) {
+                int top = weight_top(at, tile), valid = right - column < WIDE ? right - column : WIDE;
+                weight_tile(weight_top(at, tile + 1) - top, out + (ptrdiff_t)top * at->wide + column, at->wide,
+                            tiled + (size_t)(tile - first) * TILE_SIZE, packed + (size_t)(column - left) * ROWS_DEEP, deep,
+                            begins, valid);
+            }
+    }
+    free(packed);
+    return 0;
+}
+
+/* A row of the product, and its place in the sums. */
+static int weight_join(void *about, long row) {
+    const struct weight *at = about;
+    for (int share = 1; share < at->shares; share++) {
+        const float *from = at->others + (share - 1) * weight_numbers(at);
+        float *to = at->out + row * at->wide;
+        if (at->sums) at->sums[row] += from[(size_t)at->high * at->wide + row];
+        from += row * at->wide;
+        for (int c = 0; c < at->wide; c += LANES)
+            store_some(to + c, load_some(to + c, at->wide - c) + load_some(from + c, at->wide - c), at->wide - c);
+    }
+    return 0;
+}
+
+static int run_weight(struct weight *at) {
+    int tiles = pieces_of(at->high, TALL), panels = pieces_of(at->wide, WIDE), wanted = 6 * at->threads;
+    at->across = pieces_of(panels, MOST_ACROSS), at->down = pieces_of(tiles, MOST_DOWN), at->shares = 1;
+    if (at->across * at->down > 1) at->shares = (int)(at->rows * (at->high + at->wide) / SHARE_NUMBERS) + 1;
+    while (at->down * at->across * at->shares < wanted && at->rows >= (at->shares + 1) * LEAST_ROWS) at->shares++;
+    while (at->down * at->across * at->shares < wanted && 4 * at->down < tiles) at->down++;
+    at->others = at->shares > 1 ? claim((at->shares - 1) * weight_numbers(at)) : NULL;
+    if (at->shares > 1 && !at->others) return 1;
+    int failed = share(weight_task, at, (long)at->shares * at->down * at->across, at->threads);
+    if (at->shares > 1 && !failed) share(weight_join, at, at->high, at->threads);
+    free(at->others);
+    return failed;
+}
