@@ -25,7 +25,7 @@ from mixlab.mixers.mlstm import BACKWARDS, ROWS, Convolution, Mlstm, MlstmOption
 from mixlab.native import kernels, may_run
 from mixlab.native.depthwise import convolve_and_multiply, convolve_channels, taps_gradient
 from mixlab.native.factor import factor_and_contexts, factor_gradient, run_factor
-from mixlab.native.linear import AFTER, run_linear, run_mlp, run_star
+from mixlab.native.linear import AFTER, run_linear, run_mlp, run_star, run_weight
 from mixlab.native.mlstm import compiled_mlstm
 from mixlab.native.norm import Norm, norm_of_product
 from mixlab.native.recurrent import Run, lstm_maps
@@ -174,15 +174,36 @@ def test_a_factor_and_a_summand_behind_the_squared_relu(lanes: int, shape: tuple
 # -- norms ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (7, 13, 33), (300, 25, 31), (257, 200, 40), (40, 50, 300), (2500, 37, 64), (5000, 300, 200)]
+)
+@pytest.mark.parametrize("adds", [False, True])
+def test_gradients_of_weights(lanes: int, shape: tuple[int, int, int], adds: bool) -> None:
+    """Of fewer rows than are taken at once, of columns that are no multiple, and of rows that several tasks share."""
+    rows, high, wide = shape
+    left, right = torch.randn(rows, high + 3)[:, :high], torch.randn(rows, wide)  # with rows of another length
+    out, sums = torch.randn(high, wide), torch.randn(high)
+    product, total = left.double().t() @ right.double(), left.double().sum(0)
+    expected = (product + out, total + sums) if adds else (product, total)
+    alone = out.clone()
+    run_weight(left, right, out, sums, adds=adds)
+    run_weight(left, right, alone, None, adds=adds)
+    near(out, expected[0])
+    near(alone, expected[0])
+    near(sums, expected[1], 3e-6 * max(1.0, rows**0.5 / 10))
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 100])
-def test_norm_of_a_product(lanes: int, tokens: int) -> None:
-    wide, weight, bias = torch.randn(2, tokens, 96), torch.rand(32), torch.randn(32)
+@pytest.mark.parametrize("width", [1, 7, 32, 152])
+def test_norm_of_a_product(lanes: int, tokens: int, width: int) -> None:
+    wide, weight, bias = torch.randn(2, tokens, 3 * width), torch.rand(width), torch.randn(width)
     one, other, _ = wide.chunk(3, -1)
-    expected = F.layer_norm((one * other).double(), (32,), weight.double(), bias.double(), 1e-5)
-    near(norm_of_product(one, other, Norm(weight, bias, 1e-5)), expected)
-    near(norm_of_product(one, other, Norm(None, None, 1e-5)), (one * other).double())
-    normed = norm_of_product(one, None, Norm(weight, None, 1e-5))
-    near(normed, F.layer_norm(one.double(), (32,), weight.double(), None, 1e-5))
+    eps = 0.1  # of one channel only that is left
+    expected = F.layer_norm((one * other).double(), (width,), weight.double(), bias.double(), eps)
+    near(norm_of_product(one, other, Norm(weight, bias, eps)), expected)
+    near(norm_of_product(one, other, Norm(None, None, eps)), (one * other).double())
+    normed = norm_of_product(one, None, Norm(weight, bias, eps))
+    near(normed, F.layer_norm(one.double(), (width,), weight.double(), bias.double(), eps))
 
 
 @pytest.mark.parametrize("rows", [17, 500])  # packed where they are used, and before

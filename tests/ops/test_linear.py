@@ -87,8 +87,10 @@ def test_what_is_not_a_number_stays_so(name: str, value: float) -> None:
         layer.fc1.bias[3] = value
         expected = layer.fc2(layer.act(layer.fc1(x)))
         assert torch.equal(layer(x, Grid(1, 40)).isfinite(), expected.isfinite())
-        behind = layer.act.behind(layer.fc1, x)
-        assert torch.equal(behind.isnan(), layer.act(layer.fc1(x)).isnan())
+        behind, written = layer.act.behind(layer.fc1, x), layer.act(layer.fc1(x))
+        assert torch.equal(behind.isfinite(), written.isfinite())
+        if value != float("inf"):  # of which PyTorch's GELU makes no number with AVX-512, and itself with AVX2
+            assert torch.equal(behind.isnan(), written.isnan())
 
 
 def test_counters_still_see_the_products() -> None:
