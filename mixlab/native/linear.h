@@ -100,9 +100,11 @@ static void pack(const struct linear *at, long first, int wide, float *to) {
     int valid = at->columns - first < wide ? at->columns - first : wide;
     if (!at->right_turned) {
         const float *from = at->right + first;
-        for (int k = 0; k < at->depth; k++)
-            for (int part = 0; part < wide; part += LANES)
-                store(to + k * wide + part, load_some(from + k * at->right_row + part, valid - part));
+        for (int k = 0; k < at->depth; k++, from += at->right_row, to += wide)
+            if (valid == wide)
+                for (int part = 0; part < wide; part += LANES) store(to + part, load(from + part));
+            else
+                for (int part = 0; part < wide; part += LANES) store(to + part, load_some(from + part, valid - part));
         return;
     }
     const float *from = at->right + first * at->right_row;

@@ -2,58 +2,68 @@
 
 Some rows of both sides at a time are packed, left in tiles of TALL columns and right in panels of WIDE. A task has columns of
 both for itself, as many as its cache holds; where these are few, several share the rows and are summed up behind. */
-#define ROWS_DEEP 256    /* rows at a time */
-#define MOST_ACROSS 4    /* panels of a task */
-#define MOST_DOWN 16     /* tiles of a task */
-#define LEAST_ROWS 1024  /* of a share */
+#define ROWS_DEEP 192  /* rows at a time */
+#define MOST_ACROSS 10 /* panels of a task */
+#define MOST_DOWN 16   /* tiles of a task */
+#define LEAST_ROWS 1024 /* of a share */
 #define SHARE_NUMBERS (3 << 19) /* of both sides that a share has, so that the last cache holds them while columns take turns */
-#define ROWS_AHEAD 8
-#define TILE_SIZE (ROWS_DEEP * TALL + 16) /* what a last vector has too much lies behind */
+#define PITCH (LANES == 4 ? 8 : LANES) /* from a row of a tile to the next */
+#define TILE_SIZE (ROWS_DEEP * PITCH + 16) /* so that tiles do not all want the same lines of the cache */
 
 /* Which columns of `left` a tile has: as even as can be. */
 INLINE int weight_top(const struct weight *at, int tile) { return (long)at->high * tile / pieces_of(at->high, TALL); }
 
-/* Some tiles over some rows, as TALL numbers a row. Rows are read once from end to end, which is how memory likes it. */
-static void weight_pack(const struct weight *at, float *to, long row, int deep, int first, int last, float *sums, int begins) {
-    enum { VECTORS = (TALL + LANES - 1) / LANES };
-    vec totals[MOST_DOWN][VECTORS];
-    memset(totals, 0, sizeof(totals));
-    int tops[MOST_DOWN + 1];
-    for (int tile = first; tile <= last; tile++) tops[tile - first] = weight_top(at, tile);
+/* Some tiles over some rows, with a pitch of PITCH numbers. Rows are read from end to end, which is how memory likes it; a
+tile may end with numbers of the next. */
+static void weight_pack(const struct weight *at, float *to, long row, int deep, int first, int last) {
+    int tops[MOST_DOWN], whole = 0; /* tiles behind whose top there is a pitch of numbers */
+    for (int tile = first; tile < last; tile++) {
+        tops[tile - first] = weight_top(at, tile);
+        if (tops[tile - first] + PITCH <= at->high) whole = tile - first + 1;
+    }
     for (int k = 0; k < deep; k++) {
         const float *from = at->left + (row + k) * at->left_row;
-        if (k + ROWS_AHEAD < deep) ask_for(from + ROWS_AHEAD * at->left_row + tops[0], tops[last - first] - tops[0]);
-        for (int tile = 0; tile < last - first; tile++)
-            for (int p = 0; p < VECTORS; p++) {
-                vec x = load_some(from + tops[tile] + p * LANES, tops[tile + 1] - tops[tile] - p * LANES);
-                store(to + (size_t)tile * TILE_SIZE + k * TALL + p * LANES, x);
-                totals[tile][p] += x;
-            }
+        float *place = to + k * PITCH;
+        int tile = 0;
+        for (; tile < whole; tile++, place += TILE_SIZE)
+            for (int part = 0; part < PITCH; part += LANES) store(place + part, load(from + tops[tile] + part));
+        for (; tile < last - first; tile++, place += TILE_SIZE)
+            for (int part = 0; part < PITCH; part += LANES)
+                store(place + part, load_some(from + tops[tile] + part, at->high - tops[tile] - part));
     }
-    for (int tile = 0; tile < last - first && sums; tile++)
-        for (int p = 0; p < VECTORS; p++) {
-            int some = tops[tile + 1] - tops[tile] - p * LANES;
-            float *place = sums + tops[tile] + p * LANES;
-            store_some(place, begins ? totals[tile][p] : load_some(place, some) + totals[tile][p], some);
-        }
+}
+
+/* The sums of a tile's columns over some rows, four of which do not wait for each other. */
+static void weight_add(float *sums, const float *tile, int deep, int columns, int begins) {
+    for (int part = 0; part < columns; part += LANES) {
+        vec totals[4] = {{0}, {0}, {0}, {0}};
+        for (int k = 0; k < deep; k++) totals[k % 4] += load(tile + k * PITCH + part);
+        vec total = (totals[0] + totals[1]) + (totals[2] + totals[3]);
+        store_some(sums + part, begins ? total : load_some(sums + part, columns - part) + total, columns - part);
+    }
+}
+
+INLINE void weight_sums(int rows, float *out, ptrdiff_t out_row, const float *left, const float *right, int deep, int begins,
+                        int valid) {
+    vec sums[TALL * WIDE_PARTS];
+    linear_start(rows, WIDE_PARTS, sums, out, out_row, NULL, begins, valid);
+    accumulate(rows, WIDE_PARTS, sums, left, 1, PITCH, right, WIDE, deep);
+    linear_end(rows, WIDE_PARTS, sums, out, out_row, 0, NOTHING, NULL, valid);
 }
 
 #define WEIGHT_TILE(rows) \
     case rows: \
-        accumulate(rows, WIDE_PARTS, sums, left, 1, TALL, right, WIDE, deep); \
+        weight_sums(rows, out, out_row, left, right, deep, begins, valid); \
         break;
 
-static void weight_tile(int rows, float *out, ptrdiff_t out_row, const float *left, const float *right, int deep, int begins,
+INLINE void weight_tile(int rows, float *out, ptrdiff_t out_row, const float *left, const float *right, int deep, int begins,
                         int valid) {
-    vec sums[TALL * WIDE_PARTS];
-    linear_start(rows, WIDE_PARTS, sums, out, out_row, NULL, begins, valid);
     switch (rows) {
         WEIGHT_TILE(1) WEIGHT_TILE(2) WEIGHT_TILE(3) WEIGHT_TILE(4) WEIGHT_TILE(5) WEIGHT_TILE(6)
 #if TALL > 6
         WEIGHT_TILE(7) WEIGHT_TILE(8) WEIGHT_TILE(9) WEIGHT_TILE(10) WEIGHT_TILE(11) WEIGHT_TILE(12)
 #endif
     }
-    linear_end(rows, WIDE_PARTS, sums, out, out_row, 0, NOTHING, NULL, valid);
 }
 
 /* Numbers of a share: the product and the sums. */
@@ -76,7 +86,11 @@ static int weight_task(void *about, long index) {
         int deep = end - row < ROWS_DEEP ? end - row : ROWS_DEEP;
         struct linear sides = {.right = at->right + row * at->right_row, .right_row = at->right_row, .columns = at->wide, .depth = deep};
         for (int column = left; column < right; column += WIDE) pack(&sides, column, WIDE, packed + (size_t)(column - left) * ROWS_DEEP);
-        weight_pack(at, tiled, row, deep, first, last, left ? NULL : sums, begins);
+        weight_pack(at, tiled, row, deep, first, last);
+        for (int tile = first; tile < last && sums && !left; tile++) {
+            int top = weight_top(at, tile);
+            weight_add(sums + top, tiled + (size_t)(tile - first) * TILE_SIZE, deep, weight_top(at, tile + 1) - top, begins);
+        }
         for (int column = left; column < right; column += WIDE)
             for (int tile = first; tile < last; tile++) {
                 int top = weight_top(at, tile), valid = right - column < WIDE ? right - column : WIDE;
