@@ -107,12 +107,14 @@ def measure(name: str, plan: Plan, threads: int, *, full: bool) -> dict[str, Any
     if full:
         keep("compile", lambda: compile_time(name, (SIDE, SIDE), batch=BATCH, execution=Execution()).plain())
         keep("memory_mb", lambda: {str(side): memory(name, side) for side in SIZES})
+        keep("training_memory_mb", lambda: memory(name, SIDE, batch=BATCH, training=True))
     return found
 
 
-def memory(name: str, side: int) -> dict[str, float | None]:
-    peer = None if name in PLAIN else peak_memory_mb(f"timm:{name}", side)
-    return {"own": peak_memory_mb(name, side), "peer": peer}
+def memory(name: str, side: int, *, batch: int = 1, training: bool = False) -> dict[str, float | None]:
+    found = {"own": peak_memory_mb(name, side, batch=batch, training=training)}
+    peer = None if name in PLAIN else peak_memory_mb(f"timm:{name}", side, batch=batch, training=training)
+    return {**found, "peer": peer}
 
 
 def brief(found: dict[str, Any]) -> str:
@@ -165,6 +167,19 @@ def table(models: dict[str, Any], most: float) -> list[str]:
     return lines
 
 
+def memory_table(models: dict[str, Any]) -> list[str]:
+    """Of one image at every size, and of a training step."""
+    sizes = [f"{size} px" for size in SIZES]
+    titles = ["model", *(title for size in (*sizes, f"training, {BATCH} x {SIDE} px") for title in (size, "peer's"))]
+    lines = [f"| {' | '.join(titles)} |", "|---|" + "--:|" * (len(titles) - 1)]
+    for name, found in models.items():
+        if "memory_mb" in found:
+            measured = [found["memory_mb"].get(str(size), {}) for size in SIZES] + [found.get("training_memory_mb", {})]
+            cells = [f"{one[side]:.0f}" if one.get(side) else "" for one in measured for side in ("own", "peer")]
+            lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return lines if len(lines) > 2 else []
+
+
 def number(found: dict[str, Any], name: str = "ratio", digits: int = 2) -> str:
     return f"{found[name]:.{digits}f}" if name in found else ""
 
@@ -185,7 +200,10 @@ def write(models: dict[str, Any], threads: int, most: float) -> None:
     _, behind = rest.split(END)
     told = f"{about['processor']}, {threads} threads, PyTorch {about['PyTorch']}, float32, batch {BATCH}, {SIDE} px; "
     told += f"a large product reaches {most:.0f} thousand million multiply-accumulates per second (peak)."
-    write_whole(PAGE, f"{before}{START}\n{told}\n\n" + "\n".join(table(models, most)) + f"\n{END}{behind}")
+    lines = [told, "", *table(models, most)]
+    if needed := memory_table(models):
+        lines += ["", "Memory in MB, weights included: of one image, and of a training step.", "", *needed]
+    write_whole(PAGE, f"{before}{START}\n" + "\n".join(lines) + f"\n{END}{behind}")
 
 
 def main() -> None:
