@@ -18,8 +18,7 @@ from mixlab.errors import CompileError
 from mixlab.grid import Grid
 from mixlab.guards import is_constant, is_exported
 from mixlab.modules import Shared
-from mixlab.native import HAS_TAGS, OPERATOR_TAGS
-from mixlab.ops.linear import has_own_product
+from mixlab.native import HAS_TAGS, OPERATOR_TAGS, has_wide_vectors
 
 CAN_TELL = hasattr(torch.compiler, "is_exporting")  # else a graph for other programs may be in the making
 NUMBERS = itertools.count()
@@ -104,7 +103,7 @@ def serves_compiled_code() -> bool:
     """Not where inductor makes constants of a module's tensors: it would take one part's number for all of a kind."""
     settings = sys.modules.get("torch._inductor.config")
     freezes = settings is not None and bool(getattr(settings, "freezing", False))
-    return HAS_TAGS and has_own_product() and not freezes
+    return HAS_TAGS and has_wide_vectors() and not freezes
 
 
 # -- the operator --------------------------------------------------------------------------------

@@ -18,11 +18,11 @@ from mixlab.errors import CompileError
 from mixlab.grid import Grid
 from mixlab.layers import Branch, Mlp, StarReLU
 from mixlab.mixers import Mixer
-from mixlab.ops.linear import has_own_product
+from mixlab.native import has_wide_vectors
 
 NAMES = ("convformer_pico", "coat_lite_pico", "sequencer2d_pico", "vil_pico", "hpx_former_pico")
 SIDE = 32
-pytestmark = pytest.mark.skipif(not has_own_product(), reason="compiled code calls kernels where there is our product")
+pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="compiled code calls kernels where there is our product")
 
 
 def model_of(name: str, **words: Any) -> mixlab.Backbone:

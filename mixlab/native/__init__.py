@@ -29,6 +29,7 @@ NAMES = (
 # not know it call none.
 HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
 OPERATOR_TAGS: dict[str, Any] = {"tags": (torch.Tag.flexible_layout,)} if HAS_TAGS else {}
+WIDE = 8
 VARIABLE = "MIXLAB_NATIVE"  # 0: none; 4, 8 or 16: vectors of so many numbers at most
 
 
@@ -85,6 +86,12 @@ def kernels() -> Kernels | None:
 def has_kernels() -> bool:
     """The same for code that is being compiled."""
     return kernels() is not None
+
+
+def has_wide_vectors() -> bool:
+    """Whether there are kernels with vectors of 8 numbers or more, where they were measured beside other libraries."""
+    found = kernels()
+    return found is not None and found.lanes >= WIDE
 
 
 def thread_starter() -> object:

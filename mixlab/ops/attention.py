@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.grid import Grid
-from mixlab.native import may_run
+from mixlab.native import has_wide_vectors, may_run
 from mixlab.native.attention import attention_gradient, fits, run_attention
-from mixlab.ops.linear import has_own_product
 from mixlab.ops.written import is_as_written, may_train, written_gradients
 
 
@@ -45,8 +44,8 @@ def join_heads(mixed: Tensor) -> Tensor:
 
 
 def suits_kernel(qkv: Tensor, heads: int) -> bool:
-    """Whether the kernel is the faster one: measured with vectors of 8 numbers only."""
-    return has_own_product() and fits(qkv, heads)
+    """Whether the kernel is the faster one: measured with vectors of 8 and 16 numbers."""
+    return has_wide_vectors() and fits(qkv, heads)
 
 
 class AttentionGradient(torch.autograd.Function):

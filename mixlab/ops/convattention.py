@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.grid import Grid
-from mixlab.native import may_run
+from mixlab.native import has_wide_vectors, may_run
 from mixlab.native.depthwise import convolve_channels, taps_gradient
 from mixlab.native.factor import factor_and_contexts, factor_gradient
-from mixlab.ops.depthwise import convolved, has_lanes
+from mixlab.ops.depthwise import convolved
 from mixlab.ops.written import is_as_written, may_train, written_gradients
 
 WINDOWS = (3, 5, 7)  # rows and columns of kernels whose gradient is our own
@@ -82,7 +82,7 @@ def may_run_windows(
 def windows_fit(
     tokens: Tensor, grid: Grid, weights: Sequence[Tensor], biases: Sequence[Tensor | None], channels: int
 ) -> bool:
-    fits = has_lanes() and tokens.ndim == 3 and tokens.shape[1] == grid.tokens
+    fits = has_wide_vectors() and tokens.ndim == 3 and tokens.shape[1] == grid.tokens
     fits = fits and sum(map(len, weights)) in (0, channels)
     for weight, bias in zip(weights, biases, strict=True):
         size = weight.shape[-1]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.guards import is_transformed, without_autocast
-from mixlab.native import kernels, may_run
+from mixlab.native import has_wide_vectors, may_run
 from mixlab.native.depthwise import convolve_channels, fits, taps_gradient
 
 WIDTHS = (5, 7)  # columns of a kernel that our own convolution is for
@@ -37,22 +37,17 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> 
 
 
 def runs_natively(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> bool:
-    """Where the kernel is faster than the library's: it has been measured for these widths and vectors of 8."""
+    """Where the kernel is faster than the library's: it has been measured for these widths, and vectors of 8 and 16."""
     centred = all(size == 2 * around + 1 for size, around in zip(weight.shape[2:], padding, strict=True))
     if not (x.ndim == 4 and centred and weight.shape[2] > 1 and weight.shape[3] in WIDTHS and may_run(x, weight, bias)):
         return False
-    return has_lanes() and fits(x.permute(0, 2, 3, 1), weight, bias)
+    return has_wide_vectors() and fits(x.permute(0, 2, 3, 1), weight, bias)
 
 
 def channels_last(x: Tensor) -> Tensor:
     """(B, H, W, C) of (B, C, H, W), with the channels of a pixel side by side."""
     x = x.permute(0, 2, 3, 1)
     return x if x.stride(3) == 1 else x.contiguous()
-
-
-def has_lanes() -> bool:
-    found = kernels()
-    return found is not None and found.lanes >= 8
 
 
 def gradient_is_slow(x: Tensor, weight: Tensor, padding: Pair) -> bool:
@@ -89,7 +84,7 @@ class Depthwise(torch.autograd.Function):
 
 def kernel_gradient(x: Tensor, gradient: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     """The gradient (C, 1, h, w) of a kernel from that of the output: by our own kernel, or strip by strip."""
-    if gradient.shape == x.shape and kernel[1] in WIDTHS and has_lanes() and may_run(x, gradient):
+    if gradient.shape == x.shape and kernel[1] in WIDTHS and has_wide_vectors() and may_run(x, gradient):
         return taps_gradient(channels_last(x), channels_last(gradient), kernel, padding)
     if kernel[0] == 1 < kernel[1]:
         return kernel_gradient(x.mT, gradient.mT, kernel[::-1], padding[::-1]).mT

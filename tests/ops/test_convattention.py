@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mixlab.grid import Grid
-from mixlab.native import kernels
+from mixlab.native import has_wide_vectors, kernels
 from mixlab.ops.convattention import (
     conv_attention_reference,
     conv_position_reference,
@@ -18,7 +18,6 @@ from mixlab.ops.convattention import (
     trained_attention,
     trained_position,
 )
-from mixlab.ops.depthwise import has_lanes
 from tests.ops.agree import assert_agree
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels here")
@@ -177,7 +176,7 @@ def test_many_gradients_of_training_at_once() -> None:
 def test_what_the_kernels_of_training_are_not_for() -> None:
     grid, (weights, biases), qkv = Grid(3, 4, 1), windows_of(12, True), torch.randn(2, 13, 36, requires_grad=True)
     may = may_train_attention
-    assert may(qkv, weights, biases, 3, grid) == may_train_position(qkv, *wide(36), grid) == has_lanes()
+    assert may(qkv, weights, biases, 3, grid) == may_train_position(qkv, *wide(36), grid) == has_wide_vectors()
     assert not may(qkv, weights, biases, 5, grid)
     assert not may(qkv, weights, biases, 3, Grid(4, 4, 1))
     assert not may(qkv, weights[:2], biases[:2], 3, grid)
