@@ -112,9 +112,8 @@ def measure(name: str, plan: Plan, threads: int, *, full: bool) -> dict[str, Any
 
 
 def memory(name: str, side: int, *, batch: int = 1, training: bool = False) -> dict[str, float | None]:
-    found = {"own": peak_memory_mb(name, side, batch=batch, training=training)}
     peer = None if name in PLAIN else peak_memory_mb(f"timm:{name}", side, batch=batch, training=training)
-    return {**found, "peer": peer}
+    return {"own": peak_memory_mb(name, side, batch=batch, training=training), "peer": peer}
 
 
 def brief(found: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from mixlab.kept import Keeper, Kept, may_keep
 from mixlab.layers import DepthwiseConv, is_depthwise, known_norm, normed, through, weights_of
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.native import may_run
-from mixlab.native.depthwise import convolve_and_multiply, fits
+from mixlab.native.depthwise import convolve_and_multiply, joins
 from mixlab.native.steps import OUT, Place, Product, Steps, Sum
 from mixlab.ops.longconv import Form, Prepared, convolve, native_kernel, prepare_1d, prepare_2d, runs_natively
 
@@ -323,7 +323,7 @@ class Hyena(Mixer):
         if norm is not None and norm.bias is None and is_depthwise(self.short):
             (kernel, bias), (height, width) = weights_of(self.short), self.short.kernel_size
             image = self.over(grid).to_map(wide).permute(0, 2, 3, 1)
-            if may_run(wide, kernel, bias, norm.weight) and fits(image, kernel, bias):
+            if may_run(wide, kernel, bias, norm.weight) and joins(image, kernel, bias, norm.weight):
                 padding = (height // 2, width - 1 if self.causal else width // 2)
                 made = convolve_and_multiply(image, kernel, bias, padding, self.order, norm.weight, norm.eps)
                 return made[0].flatten(1, 2), made[1].flatten(1, 2)

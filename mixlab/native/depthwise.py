@@ -41,6 +41,11 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return weight.is_contiguous() and (bias is None or (bias.is_contiguous() and bias.shape == weight.shape[:1]))
 
 
+def joins(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> bool:
+    """Whether that, and a norm of a third of the channels."""
+    return fits(x, weight, bias) and (norm is None or (norm.shape == (x.shape[3] // 3,) and norm.is_contiguous()))
+
+
 def strides_of(x: Tensor) -> Pair:
     """Numbers from a pixel of (B, H, W, C) to the next and from an image to the next."""
     row = row_of(x)

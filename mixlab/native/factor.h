@@ -2,8 +2,6 @@
 #define FACTOR_STEPS 48
 #define FACTOR_FEW 12
 
-INLINE int padded_to(int size, int multiple) { return (size + multiple - 1) / multiple * multiple; }
-
 /* A row from `place` on, of which anything follows behind its end: there may be nothing to read. */
 INLINE vec within(const float *row, int place, int channels) {
     if (place + LANES <= channels) return load(row + place);
@@ -22,10 +20,7 @@ INLINE void factor_rise(const float *keys, ptrdiff_t row, int first, int channel
     int padded = padded_to(width, PANEL);
     for (int c = 0; c < width; c += LANES) {
         vec most = load(peak + c), before = most;
-        for (int t = 0; t < count; t++) {
-            vec key = within(keys + t * row, first + c, channels);
-            most = choose(key > most, key, most);
-        }
+        for (int t = 0; t < count; t++) most = larger_of(within(keys + t * row, first + c, channels), most);
         store(peak + c, most);
         vec left = exponential(before - most);
         store(peak + padded + c, load(peak + padded + c) * left); /* the sums */

@@ -177,9 +177,9 @@ struct weight {
     float *out, *sums;         /* high x wide; high, or NULL */
     ptrdiff_t left_row, right_row;
     long rows;
-    float *others; /* the kernel's own, as is what follows `threads`: pieces of rows and columns that are tasks */
     int high, wide, adds, threads;
-    int shares, down, across;
+    float *others; /* the kernel's own, as is what follows: rows at work, pieces of rows and columns that are tasks */
+    long from, until, shares, down, across;
 };
 
 /* Back through s r^2 + b, r at least 0: out = gradient * r * slope, and the sums of gradient * r^2 and of gradient. */

@@ -125,10 +125,10 @@ static void pack(const struct linear *at, long first, int wide, float *to) {
 INLINE void linear_start(int rows, int parts, vec *sums, const float *out, ptrdiff_t out_row, const float *bias, int begins,
                          int valid) {
     for (int i = 0; i < rows; i++)
-        for (int p = 0; p < parts; p++)
-            sums[i * parts + p] = !begins ? load_some(out + i * out_row + p * LANES, valid - p * LANES)
-                         : bias  ? load_some(bias + p * LANES, valid - p * LANES)
-                                 : (vec){0};
+        for (int p = 0; p < parts; p++) {
+            const float *from = begins ? bias : out + i * out_row;
+            sums[i * parts + p] = from ? load_some(from + p * LANES, valid - p * LANES) : (vec){0};
+        }
 }
 
 INLINE void linear_end(int rows, int parts, vec *sums, float *out, ptrdiff_t out_row, int ends, int kind,
@@ -140,17 +140,17 @@ INLINE void linear_end(int rows, int parts, vec *sums, float *out, ptrdiff_t out
         for (int i = 0; i < rows; i++) {
             vec beside = kind == ONTO || kind == TIMES_ROOT || kind == GELU_SLOPE ? load_some(after->beside + i * out_row + place, some)
                                                                                 : (vec){0};
-            vec slope, active;
-            if (kind == ONTO) sums[i * parts + p] = sums[i * parts + p] * branch + beside * residual;
-            else if (kind == TIMES_ROOT) sums[i * parts + p] *= square_root(beside);
+            vec *x = sums + i * parts + p, slope, active;
+            if (kind == ONTO) *x = *x * branch + beside * residual;
+            else if (kind == TIMES_ROOT) *x *= square_root(beside);
             else if (kind == AND_GELU || kind == GELU_SLOPE) {
-                active = kind == AND_GELU ? activated(sums[i * parts + p], GELU, NULL) : gelu_and_slope(beside, &slope);
+                active = kind == AND_GELU ? activated(*x, GELU, NULL) : gelu_and_slope(beside, &slope);
                 store_some(after->aside + i * out_row + place, active, some);
-                if (kind == GELU_SLOPE) sums[i * parts + p] *= slope;
+                if (kind == GELU_SLOPE) *x *= slope;
             } else if (kind == AND_RELU) {
-                store_some(after->aside + i * out_row + place, at_least(sums[i * parts + p], 0.0f), some);
-                sums[i * parts + p] = activated(sums[i * parts + p], SQUARED_RELU, after->then);
-            } else sums[i * parts + p] = activated(sums[i * parts + p], kind, after->then);
+                store_some(after->aside + i * out_row + place, at_least(*x, 0.0f), some);
+                *x = activated(*x, SQUARED_RELU, after->then);
+            } else *x = activated(*x, kind, after->then);
         }
     }
     for (int i = 0; i < rows; i++)
@@ -251,7 +251,7 @@ static void linear_after(const struct linear *at, long row, long column, const f
 static int linear_task(void *about, long index) {
     const struct linear *at = about;
     long group = index % at->groups, block = index / at->groups;
-    long panels = (at->columns + WIDE - 1) / WIDE, first = panels * group / at->groups * WIDE;
+    long panels = pieces_of(at->columns, WIDE), first = panels * group / at->groups * WIDE;
     long end = panels * (group + 1) / at->groups * WIDE, row = block * ROWS_AT_ONCE;
     if (end > at->columns) end = at->columns;
     int rows = at->rows - row < ROWS_AT_ONCE ? at->rows - row : ROWS_AT_ONCE;
@@ -269,7 +269,7 @@ static int pack_task(void *about, long panel) {
 /* Few rows: panels are packed by the thread that uses them, and never leave its cache. */
 static int linear_panels_task(void *about, long index) {
     const struct linear *at = about;
-    long panels = (at->columns + WIDE - 1) / WIDE, panel = panels * index / at->groups, end = panels * (index + 1) / at->groups;
+    long panels = pieces_of(at->columns, WIDE), panel = panels * index / at->groups, end = panels * (index + 1) / at->groups;
     float *packed = claim((size_t)(end - panel) * at->depth * WIDE);
     if (!packed) return 1;
     for (long i = panel; i < end; i++) pack(at, i * WIDE, WIDE, packed + (size_t)(i - panel) * at->depth * WIDE);
@@ -281,7 +281,7 @@ static int linear_panels_task(void *about, long index) {
 
 static int run_linear(const struct linear *given) {
     struct linear at = *given;
-    long panels = (at.columns + WIDE - 1) / WIDE, blocks = (at.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    long panels = pieces_of(at.columns, WIDE), blocks = (at.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     if (!at.packed) {
         at.groups = panels >= 32 * at.threads / 2 ? panels / 4 : panels >= 8 * at.threads ? panels / 2 : panels;
         return share(linear_panels_task, &at, at.groups, at.threads);
@@ -298,7 +298,7 @@ static int run_linear(const struct linear *given) {
 
 static int mlp_pack_task(void *about, long panel) {
     struct mlp *at = about;
-    long first = (at->first.columns + WIDE - 1) / WIDE;
+    long first = pieces_of(at->first.columns, WIDE);
     return panel < first ? pack_task(&at->first, panel) : pack_task(&at->second, panel - first);
 }
 
@@ -308,7 +308,7 @@ static int mlp_task(void *about, long index) {
     const struct linear *second = &at->second;
     long row = first.rows * index / at->tasks, rows = first.rows * (index + 1) / at->tasks - row;
     int keeps = first.out != NULL, aside = first.after == AND_GELU; /* the second layer takes what lies aside */
-    if (!keeps) first.out_row = (first.columns + WIDE - 1) / WIDE * WIDE;
+    if (!keeps) first.out_row = pieces_of(first.columns, WIDE) * WIDE;
     float *room = !keeps || aside ? claim((size_t)rows * first.out_row) : NULL;
     if (!room && (!keeps || aside)) return 1;
     float *out = keeps ? first.out + row * first.out_row : room;
@@ -323,7 +323,7 @@ static int mlp_task(void *about, long index) {
 }
 
 static int run_mlp(struct mlp *at) {
-    long panels = (at->first.columns + WIDE - 1) / WIDE + (at->second.columns + WIDE - 1) / WIDE;
+    long panels = pieces_of(at->first.columns, WIDE) + pieces_of(at->second.columns, WIDE);
     long rows = HIDDEN_AT_ONCE / at->first.columns / TALL * TALL;
     rows = rows < 4 * TALL ? 4 * TALL : rows > ROWS_AT_ONCE ? ROWS_AT_ONCE : rows;
     at->tasks = (at->first.rows + rows - 1) / rows;

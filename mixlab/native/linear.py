@@ -50,8 +50,9 @@ class WeightAbout(ctypes.Structure):
         *((name, c_void_p) for name in ("left", "right", "out", "sums")),
         *((name, c_ssize_t) for name in ("left_row", "right_row")),
         ("rows", c_long),
+        *((name, c_int) for name in ("high", "wide", "adds", "threads")),
         ("others", c_void_p),
-        *((name, c_int) for name in ("high", "wide", "adds", "threads", "shares", "down", "across")),
+        *((name, c_long) for name in ("from", "until", "shares", "down", "across")),
     )
 
 
@@ -63,7 +64,7 @@ def run_weight(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None, *,
     assert found is not None
     sizes = (left.shape[1], right.shape[1], adds, torch.get_num_threads())
     pointers = (pointer(one) for one in (left, right, out, sums))
-    found.run("weight", WeightAbout(*pointers, left.stride(0), right.stride(0), len(left), None, *sizes))
+    found.run("weight", WeightAbout(*pointers, left.stride(0), right.stride(0), len(left), *sizes))
 
 
 STAR_AT_ONCE = 16384  # as in linear.h

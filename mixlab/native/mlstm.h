@@ -179,7 +179,7 @@ INLINE void mlstm_weights(const struct mlstm_room *room, double peak, int count,
 
 /* The stabiliser of every step, which is at least the state's, and the divisor that it gives. */
 INLINE void mlstm_levels(const struct mlstm_room *room, int count, double level, int begun) {
-    int padded = (count + LANES - 1) / LANES * LANES;
+    int padded = padded_to(count, LANES);
     for (int t = 0; t < count; t++) {
         if (begun && level > room->peak[t]) room->peak[t] = level;
         room->least[t] = (float)-(room->decay[t] + room->peak[t]);
@@ -194,11 +194,7 @@ INLINE float mlstm_row(float *scores, const float *weights, int own, int seen) {
     for (int j = 0; j < seen; j += LANES) {
         vec score = load(scores + j);
         if (weights) score *= load(weights + j);
-        if (j + LANES > own) { /* own: steps up to the row's */
-            ivec place;
-            for (int lane = 0; lane < LANES; lane++) place[lane] = lane;
-            score = choose(place < own - j, score, (vec){0});
-        }
+        score = first_of(score, own - j); /* own: steps up to the row's */
         store(scores + j, score);
         total += score;
     }
@@ -254,7 +250,7 @@ INLINE void mlstm_finish(const struct mlstm *at, const float *reading, ptrdiff_t
 
 /* Keys without weights, and their sum, get them: exp(gain - peak). */
 static void mlstm_weigh(const struct mlstm_room *room, int width, int count, int stride, double peak) {
-    int padded = (count + LANES - 1) / LANES * LANES;
+    int padded = padded_to(count, LANES);
     mlstm_weights(room, peak, count, padded);
     for (int c = 0; c < width; c++) {
         vec total = {0};
@@ -276,8 +272,8 @@ struct mlstm_past {
 
 static void mlstm_chunk(const struct mlstm *at, const struct mlstm_room *room, long image, int head, int first, int count,
                         struct mlstm_past *past, int goes_on) {
-    int width = at->width, stride = (at->chunk + PANEL - 1) / PANEL * PANEL, begun = past->begun;
-    int padded = (count + LANES - 1) / LANES * LANES;
+    int width = at->width, stride = padded_to(at->chunk, PANEL), begun = past->begun;
+    int padded = padded_to(count, LANES);
     float scale = 1.0f / __builtin_sqrtf((float)width);
     mlstm_sums(at, room, image, head, first, count);
     mlstm_levels(room, count, past->level, begun);
@@ -292,7 +288,7 @@ static void mlstm_chunk(const struct mlstm *at, const struct mlstm_room *room, l
     for (int t = 0; t < padded; t += LANES) store(room->lacks + t, exponential(load(room->lacks + t)));
     for (int row = 0; row < count; row += TALL) {
         int rows = count - row < TALL ? count - row : TALL;
-        int seen = (row + rows + PANEL - 1) / PANEL * PANEL; /* steps up to the last of these rows */
+        int seen = padded_to(row + rows, PANEL); /* steps up to the last of these rows */
         float *scores = room->scores + (ptrdiff_t)row * stride, *query = room->query + (ptrdiff_t)row * width;
         multiply(scores, stride, query, width, 1, room->turned, stride, rows, seen, width, 0);
         for (int t = row; t < row + rows; t++) {
@@ -328,7 +324,7 @@ static void mlstm_chunk(const struct mlstm *at, const struct mlstm_room *room, l
 static int mlstm_task(void *about, long index) {
     const struct mlstm *at = about;
     int head = index % at->heads, width = at->width, chunk = at->chunk;
-    size_t stride = (chunk + PANEL - 1) / PANEL * PANEL, rows = (size_t)chunk * width;
+    size_t stride = padded_to(chunk, PANEL), rows = (size_t)chunk * width;
     size_t floats = (6 + 7 + chunk) * stride + 3 * rows + (stride + width + 2) * width;
     float *all_room = claim(floats);
     if (!all_room) return 1;

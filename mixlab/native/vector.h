@@ -25,9 +25,9 @@ INLINE vec choose(ivec mask, vec yes, vec no) { return _mm512_mask_blend_ps(_mm5
 INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
 #endif
 
-/* What is not a number stays so, also by the instructions of Intel, which then give their second operand. */
+/* The instructions of Intel give their second operand where one is not a number: `than`. */
 #if LANES == 16
-INLINE vec larger_of(vec x, vec than) { return _mm512_max_ps(x, than); } /* `than` where one is not a number */
+INLINE vec larger_of(vec x, vec than) { return _mm512_max_ps(x, than); }
 INLINE vec smaller_of(vec x, vec than) { return _mm512_min_ps(x, than); }
 INLINE vec square_root(vec x) { return _mm512_sqrt_ps(x); }
 #elif LANES == 8 && defined(__AVX__)
@@ -42,6 +42,7 @@ INLINE vec square_root(vec x) {
     return x;
 }
 #endif
+/* What is not a number stays so. */
 INLINE vec at_least(vec x, float low) { return larger_of(all(low), x); }
 INLINE vec at_most(vec x, float high) { return smaller_of(all(high), x); }
 
@@ -138,6 +139,7 @@ INLINE void ask_for(const float *from, ptrdiff_t count) {
 }
 
 INLINE int pieces_of(int size, int at_most) { return (size + at_most - 1) / at_most; }
+INLINE int padded_to(int size, int multiple) { return pieces_of(size, multiple) * multiple; }
 
 /* Working memory that vectors may lie in; NULL where there is none. */
 INLINE float *claim(size_t floats) { return aligned_alloc(64, (floats * 4 + 127) / 64 * 64); }

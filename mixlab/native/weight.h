@@ -1,12 +1,13 @@
 /* The gradient of a weight: out (high x wide) = left^T right, summed over many rows, and the sums of left over its rows.
 
 Some rows of both sides at a time are packed, left in tiles of TALL columns and right in panels of WIDE. A task has columns of
-both for itself, as many as its cache holds; where these are few, several share the rows and are summed up behind. */
+both for itself, as many as its cache holds; where these are few, several share the rows and are summed up behind. Rows come
+slab by slab, so that the last cache holds them while columns take turns. */
 #define ROWS_DEEP 192  /* rows at a time */
 #define MOST_ACROSS 10 /* panels of a task */
 #define MOST_DOWN 16   /* tiles of a task */
 #define LEAST_ROWS 1024 /* of a share */
-#define SHARE_NUMBERS (3 << 19) /* of both sides that a share has, so that the last cache holds them while columns take turns */
+#define SLAB_NUMBERS (3 << 20) /* of both sides */
 #define PITCH (LANES == 4 ? 8 : LANES) /* from a row of a tile to the next */
 #define TILE_SIZE (ROWS_DEEP * PITCH + 16) /* so that tiles do not all want the same lines of the cache */
 
@@ -71,18 +72,18 @@ INLINE size_t weight_numbers(const struct weight *at) { return (size_t)at->high 
 
 static int weight_task(void *about, long index) {
     const struct weight *at = about;
-    int tiles = pieces_of(at->high, TALL), panels = pieces_of(at->wide, WIDE);
-    int across = index % at->across, down = index / at->across % at->down, share = index / at->across / at->down;
-    int first = (long)tiles * down / at->down, last = (long)tiles * (down + 1) / at->down;
+    long tiles = pieces_of(at->high, TALL), panels = pieces_of(at->wide, WIDE), rows = at->until - at->from;
+    long across = index % at->across, down = index / at->across % at->down, share = index / at->across / at->down;
+    int first = tiles * down / at->down, last = tiles * (down + 1) / at->down;
     int left = panels * across / at->across * WIDE, right = panels * (across + 1) / at->across * WIDE;
     if (right > at->wide) right = at->wide;
-    long row = at->rows * share / at->shares, end = at->rows * (share + 1) / at->shares;
+    long row = at->from + rows * share / at->shares, end = at->from + rows * (share + 1) / at->shares;
     float *out = at->out, *sums = at->sums;
     if (share) out = at->others + (share - 1) * weight_numbers(at), sums = sums ? out + (size_t)at->high * at->wide : NULL;
     float *packed = claim((size_t)(last - first) * TILE_SIZE + (size_t)ROWS_DEEP * MOST_ACROSS * WIDE);
     if (!packed) return 1;
     float *tiled = packed + (size_t)ROWS_DEEP * MOST_ACROSS * WIDE;
-    for (int begins = share || !at->adds; row < end; row += ROWS_DEEP, begins = 0) {
+    for (int begins = !at->from && (share || !at->adds); row < end; row += ROWS_DEEP, begins = 0) {
         int deep = end - row < ROWS_DEEP ? end - row : ROWS_DEEP;
         struct linear sides = {.right = at->right + row * at->right_row, .right_row = at->right_row, .columns = at->wide, .depth = deep};
         for (int column = left; column < right; column += WIDE) pack(&sides, column, WIDE, packed + (size_t)(column - left) * ROWS_DEEP);
@@ -118,14 +119,20 @@ static int weight_join(void *about, long row) {
 }
 
 static int run_weight(struct weight *at) {
-    int tiles = pieces_of(at->high, TALL), panels = pieces_of(at->wide, WIDE), wanted = 6 * at->threads;
+    long tiles = pieces_of(at->high, TALL), panels = pieces_of(at->wide, WIDE), wanted = 6L * at->threads;
     at->across = pieces_of(panels, MOST_ACROSS), at->down = pieces_of(tiles, MOST_DOWN), at->shares = 1;
-    if (at->across * at->down > 1) at->shares = (int)(at->rows * (at->high + at->wide) / SHARE_NUMBERS) + 1;
     while (at->down * at->across * at->shares < wanted && at->rows >= (at->shares + 1) * LEAST_ROWS) at->shares++;
     while (at->down * at->across * at->shares < wanted && 4 * at->down < tiles) at->down++;
     at->others = at->shares > 1 ? claim((at->shares - 1) * weight_numbers(at)) : NULL;
     if (at->shares > 1 && !at->others) return 1;
-    int failed = share(weight_task, at, (long)at->shares * at->down * at->across, at->threads);
+    long slabs = at->rows / (SLAB_NUMBERS / (at->high + at->wide) + 1), most = at->rows / (at->shares * ROWS_DEEP);
+    if (slabs > most) slabs = most;
+    int failed = 0;
+    at->until = 0;
+    for (long slab = 0; slab <= slabs && !failed; slab++) {
+        at->from = at->until, at->until = at->rows * (slab + 1) / (slabs + 1);
+        failed = share(weight_task, at, at->shares * at->down * at->across, at->threads);
+    }
     if (at->shares > 1 && !failed) share(weight_join, at, at->high, at->threads);
     free(at->others);
     return failed;

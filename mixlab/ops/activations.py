@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mixlab.guards import is_many, is_transformed
 from mixlab.native.linear import run_linear, run_star
-from mixlab.ops.linear import is_fast, is_own_product, is_plain_float, linear, needs_gradient, product, weight_gradient
+from mixlab.ops.linear import is_fast, is_own_product, is_plain_float, layer_gradients, linear, needs_gradient, product
 from mixlab.ops.written import written_gradients
 
 
@@ -121,15 +121,10 @@ class LinearStarGradient(torch.autograd.Function):
 
             return tuple(written_gradients(written, (x, weight, offset, scale, bias), needed, gradient))
         to_hidden, to_scale, to_bias = run_star(gradient.contiguous(), kept, 2 * scale.item())
-        flat, to_weight, to_offset = to_hidden.flatten(0, -2), None, None
-        if needed[1]:
-            to_weight, to_offset = weight_gradient(flat, x.reshape(-1, x.shape[-1]), bias=needed[2])
-        elif needed[2]:
-            to_offset = flat.sum(0)
+        rows = x.reshape(-1, x.shape[-1]) if needed[1] else None
         return (
             product(to_hidden, weight.t()) if needed[0] else None,
-            to_weight,
-            to_offset,
+            *layer_gradients(to_hidden.flatten(0, -2), rows, bias=needed[2]),
             to_scale.view_as(scale),
             to_bias.view_as(bias),
         )

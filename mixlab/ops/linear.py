@@ -80,31 +80,29 @@ def suits_own_product(x: Tensor) -> bool:
     return has_wide_vectors() and x.numel() >= MANY * x.shape[-1]
 
 
-Sums = tuple[Tensor | None, Tensor | None]  # gradients of a weight and of a bias
+Pair = tuple[Tensor | None, Tensor | None]  # of a layer's weight and bias
 
 
-def weight_gradient(
-    gradient: Tensor, x: Tensor, *, bias: bool, onto: Sums = (None, None)
-) -> tuple[Tensor, Tensor | None]:
-    """gradient^T x of (N, out) and (N, in), and the sums of the gradient over N if a bias wants them; added to what is
-    there.
+def layer_gradients(gradient: Tensor, x: Tensor | None, *, bias: bool, onto: Pair = (None, None)) -> Pair:
+    """Of a weight (out, in) and a bias, from that of the output (N, out) and the input (N, in): gradient^T x, unless x
+    is None, and if `bias` the sums of the gradient over N. Added to what the same call found for other rows.
     """
     weight, sums = onto
-    if not suits_weight_kernel(gradient, x):
-        product = gradient.t() @ x if weight is None else weight.addmm_(gradient.t(), x)
-        if bias:
-            sums = gradient.sum(0) if sums is None else sums.add_(gradient.sum(0))
-        return product, sums
-    out = x.new_empty(gradient.shape[1], x.shape[1]) if weight is None else weight
-    if bias and sums is None:
-        sums = x.new_empty(gradient.shape[1])
-    native.run_weight(gradient, x, out, sums, adds=weight is not None)
-    return out, sums
+    if x is not None and suits_weight_kernel(gradient, x):
+        out = x.new_empty(gradient.shape[1], x.shape[1]) if weight is None else weight
+        total = x.new_empty(gradient.shape[1]) if bias and sums is None else sums
+        native.run_weight(gradient, x, out, total, adds=weight is not None)
+        return out, total
+    if x is not None:
+        weight = gradient.t() @ x if weight is None else weight.addmm_(gradient.t(), x)
+    if bias:
+        sums = gradient.sum(0) if sums is None else sums.add_(gradient.sum(0))
+    return weight, sums
 
 
 def suits_weight_kernel(gradient: Tensor, x: Tensor) -> bool:
     """Whether our own kernel is the faster one: beside the BLAS twice as fast with vectors of 16 numbers."""
-    if not has_wide_vectors() or torch.is_grad_enabled() or is_transformed():
+    if not has_wide_vectors() or torch.is_grad_enabled() or is_followed():
         return False
     return min(*gradient.shape, *x.shape) >= MANY and is_rows(gradient) and is_rows(x)
 
@@ -115,7 +113,7 @@ def is_rows(x: Tensor) -> bool:
 
 
 class LinearGradient(torch.autograd.Function):
-    """x W^T + b, with both products of that shape by oneDNN. Its gradients can be differentiated again."""
+    """x W^T + b, all three products by the fastest way. Its gradients can be differentiated again."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -129,16 +127,12 @@ class LinearGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        to_x, to_weight, to_bias = None, None, None
+        to_x = None
         if weight is not None:
             plain = torch.is_grad_enabled() or not is_fast(gradient, weight.t())
             to_x = gradient @ weight if plain else product(gradient, weight.t())
-        flat, needs_bias = gradient.reshape(-1, gradient.shape[-1]), ctx.needs_input_grad[2]
-        if x is not None:
-            to_weight, to_bias = weight_gradient(flat, x.reshape(-1, x.shape[-1]), bias=needs_bias)
-        elif needs_bias:
-            to_bias = flat.sum(0)
-        return to_x, to_weight, to_bias
+        flat, rows = gradient.reshape(-1, gradient.shape[-1]), None if x is None else x.reshape(-1, x.shape[-1])
+        return to_x, *layer_gradients(flat, rows, bias=ctx.needs_input_grad[2])
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
@@ -153,9 +147,12 @@ def is_fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         return False  # PyTorch has words for that
     if bias is not None and not (is_plain_float(bias) and bias.shape == weight.shape[:1] and bias.is_contiguous()):
         return False
-    if is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    return not (x.is_neg() or weight.is_neg())
+    return not (is_followed() or x.is_neg() or weight.is_neg())
+
+
+def is_followed() -> bool:
+    """Whether a compiler, a transform, autocast or a counter has to see the operators."""
+    return is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_plain_float(x: Tensor) -> bool:

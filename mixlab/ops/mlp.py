@@ -5,7 +5,6 @@ GELU, behind a ReLU and its square. It works on as many tokens at a time as cach
 activations and their slopes are part of it.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from mixlab.guards import is_many
 from mixlab.native import linear as native
 from mixlab.native.linear import run_linear, run_mlp
-from mixlab.ops.linear import Sums, is_fast, is_own_product, linear_reference, product, weight_gradient
+from mixlab.ops.linear import Pair, is_fast, is_own_product, layer_gradients, linear_reference, product
 from mixlab.ops.written import written_gradients
 
 Inner = Literal["relu", "squared_relu", "gelu"]
@@ -70,17 +69,18 @@ class MlpGradient(torch.autograd.Function):
             return *written_gradients(written, inputs, needed, gradient), None
         back = (second * 2 if ctx.inner == "squared_relu" else second).t()  # the slope of r^2 is 2 r
         to_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed[0] else None
-        layers: list[Sums] = [(None, None)] * 2  # of each the weight and the bias
+        layers: list[Pair] = [(None, None)] * 2  # of each the weight and the bias
         rows = rows_at_once(first)
         for index, (some, hidden) in enumerate(zip(gradient.split(rows), kept.split(rows), strict=True)):
             here = slice(index * rows, index * rows + len(some))
+            active = None
             if any(needed[:3]):
                 place = None if to_x is None else to_x[here]
                 to_hidden, active = hidden_gradient(some, back, hidden, ctx.inner, first.t(), place)
-                layers[0] = add_gradients(layers[0], to_hidden, x[here], needed[1:3])
-            else:
+                layers[0] = layer_gradients(to_hidden, x[here] if needed[1] else None, bias=needed[2], onto=layers[0])
+            elif needed[3]:
                 active = activate(hidden, ctx.inner)
-            layers[1] = add_gradients(layers[1], some, active, needed[3:])
+            layers[1] = layer_gradients(some, active if needed[3] else None, bias=needed[4], onto=layers[1])
         return to_x, *layers[0], *layers[1], None
 
 
@@ -118,12 +118,3 @@ def hidden_gradient(
     if to_x is not None:
         to_x.copy_(product(found, further))
     return found, active
-
-
-def add_gradients(sums: Sums, gradient: Tensor, x: Tensor, needed: Sequence[bool]) -> Sums:
-    """Those of a layer's weight and bias over some more tokens, if they are needed."""
-    if needed[0]:
-        return weight_gradient(gradient, x, bias=needed[1], onto=sums)
-    if needed[1]:
-        return None, gradient.sum(0) if sums[1] is None else sums[1].add_(gradient.sum(0))
-    return sums

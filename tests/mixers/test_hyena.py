@@ -385,3 +385,11 @@ def test_an_explicit_kernel_has_no_window() -> None:
     shown = mixer.explain(torch.empty(0), REFERENCE)
     assert shown["kernels"].shape == (6, 3, 5)
     assert (shown["window"] == 1).all()
+
+
+@pytest.mark.parametrize("width", [5, 16, 64])
+def test_a_norm_of_another_width_is_refused_as_pytorch_refuses_it(width: int) -> None:
+    mixer = build("hyena_pixel", dim=32).eval()
+    mixer.inner_norm = torch.nn.LayerNorm(width, bias=False)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="normalized_shape"):
+        mixer(torch.randn(1, REFERENCE.tokens, 32), REFERENCE)

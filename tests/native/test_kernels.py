@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 import mixlab
 from mixlab import native
 from mixlab.errors import ConfigError
+from mixlab.evals.speed import peak, reset_peak
 from mixlab.grid import Grid
 from mixlab.layers import GELU, DepthwiseConv, Mlp
 from mixlab.mixers.convattention import ConvAttention
@@ -171,11 +172,18 @@ def test_a_factor_and_a_summand_behind_the_squared_relu(lanes: int, shape: tuple
     near(run_mlp(x, weight, None, second, None, "squared_relu", (0.7, -0.4)), F.linear(expected, second.double()))
 
 
-# -- norms ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (7, 13, 33), (300, 25, 31), (257, 200, 40), (40, 50, 300), (2500, 37, 64), (5000, 300, 200)]
+    "shape",
+    [
+        (1, 1, 1),
+        (7, 13, 33),
+        (300, 25, 31),
+        (257, 200, 40),
+        (40, 50, 300),
+        (2500, 37, 64),
+        (5000, 300, 200),
+        (2100, 200, 700),
+    ],
 )
 @pytest.mark.parametrize("adds", [False, True])
 def test_gradients_of_weights(lanes: int, shape: tuple[int, int, int], adds: bool) -> None:
@@ -191,6 +199,23 @@ def test_gradients_of_weights(lanes: int, shape: tuple[int, int, int], adds: boo
     near(out, expected[0])
     near(alone, expected[0])
     near(sums, expected[1], 3e-6 * max(1.0, rows**0.5 / 10))
+
+
+@needs_kernels
+def test_gradients_of_weights_of_any_extent() -> None:
+    """Few rows of very many columns, and many rows, for which no more memory is taken than some results need."""
+    left, right, out = torch.randn(16, 16), torch.randn(16, 1_600_000), torch.full((16, 1_600_000), 7.0)
+    run_weight(left, right, out, None, adds=False)
+    near(out[:, ::1000], left.double().t() @ right[:, ::1000].double())
+    left, right, out = torch.randn(20_000, 512), torch.randn(20_000, 1024), torch.empty(512, 1024)
+    run_weight(left, right, out, None, adds=False)
+    before = reset_peak()
+    run_weight(left, right, out, None, adds=False)
+    assert peak() - before < 16
+    near(out, left.double().t() @ right.double(), 3e-5)
+
+
+# -- norms ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 100])
@@ -273,16 +298,17 @@ def test_depthwise_with_an_activation_and_turned_round(lanes: int, after: str, k
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 150), (9, 13), (30, 70)])
 @pytest.mark.parametrize("kernel", [(1, 3), (5, 5)])
-@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(("channels", "normed"), [(32, True), (32, False), (43, True)])
 def test_depthwise_with_a_product_and_a_norm(
-    lanes: int, grid: tuple[int, int], kernel: tuple[int, int], normed: bool
+    lanes: int, grid: tuple[int, int], kernel: tuple[int, int], channels: int, normed: bool
 ) -> None:
-    x, weight, bias = torch.randn(2, *grid, 96), torch.randn(96, 1, *kernel), torch.randn(96)
-    norm, padding = torch.rand(32) if normed else None, (kernel[0] // 2, kernel[1] // 2)
+    wide = 3 * channels
+    x, weight, bias = torch.randn(2, *grid, wide), torch.randn(wide, 1, *kernel), torch.randn(wide)
+    norm, padding = torch.rand(channels) if normed else None, (kernel[0] // 2, kernel[1] // 2)
     product, aside = convolve_and_multiply(x, weight, bias, padding, (2, 0, 1), norm, 1e-5)
     parts = depthwise_exactly(x, weight, bias, padding).chunk(3, -1)
     expected = parts[2] * parts[0]
-    near(product, F.layer_norm(expected, (32,), norm.double(), None, 1e-5) if norm is not None else expected)
+    near(product, F.layer_norm(expected, (channels,), norm.double(), None, 1e-5) if norm is not None else expected)
     near(aside, parts[1])
 
 
@@ -671,8 +697,7 @@ def test_models_are_the_same_with_and_without(name: str, monkeypatch: pytest.Mon
         parameter.add_(torch.randn_like(parameter) * 0.02)
     images = torch.randn(2, 3, 65, 48)
     with_them = model(images)
-    for module in (native, linear):
-        monkeypatch.setattr(module, "kernels", lambda: None)
+    monkeypatch.setattr(native, "kernels", lambda: None)
     torch.testing.assert_close(model(images), with_them, rtol=0, atol=1e-4 * float(with_them.std()))
 
 
