@@ -306,7 +306,8 @@ static int mlp_task(void *about, long index) {
     const struct mlp *at = about;
     struct linear first = at->first;
     const struct linear *second = &at->second;
-    long row = first.rows * index / at->tasks, rows = first.rows * (index + 1) / at->tasks - row;
+    long tiles = (first.rows + TALL - 1) / TALL, row = tiles * index / at->tasks * TALL, end = tiles * (index + 1) / at->tasks * TALL;
+    long rows = (end < first.rows ? end : first.rows) - row;
     int keeps = first.out != NULL, aside = first.after == AND_GELU; /* the second layer takes what lies aside */
     if (!keeps) first.out_row = pieces_of(first.columns, WIDE) * WIDE;
     float *room = !keeps || aside ? claim((size_t)rows * first.out_row) : NULL;
