@@ -18,7 +18,7 @@ from mixlab.native import kernels
 from mixlab.native.attention import run_attention
 from mixlab.native.depthwise import convolve_channels, taps_gradient
 from mixlab.native.factor import run_factor
-from mixlab.native.linear import run_linear
+from mixlab.native.linear import run_linear, run_weight
 from mixlab.ops.attention import AttentionGradient, join_heads, split_heads
 from mixlab.ops.convattention import factorised_attention
 from mixlab.ops.depthwise import strip_gradient, strip_starts
@@ -72,6 +72,16 @@ def linear_layers() -> None:
             "F.linear": lambda x=x, w=weight, b=bias: F.linear(x, w, b),
         }
         tell(f"linear {rows} x {depth} x {columns}", in_turn(runs))
+
+
+def weight_gradients() -> None:
+    for rows, wide, high in LINEAR[:6]:  # of the layers above with many rows
+        gradient, x, out = torch.randn(rows, high), torch.randn(rows, wide), torch.empty(high, wide)
+        runs: dict[str, Callable[[], object]] = {
+            "kernel": lambda g=gradient, x=x, out=out: run_weight(g, x, out, None, adds=False),
+            "BLAS": lambda g=gradient, x=x, out=out: torch.mm(g.t(), x, out=out),
+        }
+        tell(f"gradient of a weight, {rows} x {wide} x {high}", in_turn(runs))
 
 
 def long_convolutions() -> None:
@@ -206,6 +216,7 @@ def main() -> None:
     print(f"vectors of {found.lanes}, {torch.get_num_threads()} threads")
     with torch.inference_mode():
         linear_layers()
+        weight_gradients()
         long_convolutions()
         depthwise_convolutions()
         depthwise_gradients()
