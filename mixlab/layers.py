@@ -15,7 +15,7 @@ from mixlab.modules import Modules
 from mixlab.native import may_run
 from mixlab.native.linear import AS_IT_IS, Then, run_mlp
 from mixlab.native.norm import Norm, fits, norm_of_product
-from mixlab.native.steps import GIVEN, OUT, Place, Steps, Sum
+from mixlab.native.steps import GIVEN, OUT, Keeper, Place, Steps, Sum
 from mixlab.opaque import Opaque
 from mixlab.ops.activations import (
     linear_star_relu,
@@ -495,6 +495,7 @@ class Residual(nn.Module):
         self.register_buffer("keep", torch.tensor(1 - drop_rate), persistent=False)
         self.register_load_state_dict_post_hook(refill_keep)
         self.plans = Plans()
+        self.keeper: Keeper | None = None  # of packed weights, where weights do not change any more
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         if not self.training and is_alone():
@@ -551,11 +552,8 @@ class Residual(nn.Module):
         snapshot = Snapshot(whole, (branch,), (self._modules, self.branches._modules, handed))
         if not snapshot.watches(tensors):
             return None
-        steps = Steps(tokens.shape[0] * tokens.shape[1])
-        start = GIVEN if norm is None else steps.room(dim)
-        if norm is not None:
-            steps.norm(norm, GIVEN, start)
-        recipe.write(steps, start, onto)
+        steps = Steps(tokens.shape[0] * tokens.shape[1], self.keeper)
+        recipe.write(steps, GIVEN if norm is None else steps.norm(norm, GIVEN), onto)
         return Plan(steps.close(), snapshot, recipe, self._modules, branch.norm if norm is None else None)
 
     def train(self, mode: bool = True) -> Self:

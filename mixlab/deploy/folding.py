@@ -3,11 +3,12 @@
 from collections import Counter
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mixlab.coscale import CoscaleBlock
 from mixlab.layers import Mlp, PackedLinear, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
 from mixlab.mixers import Mixer
+from mixlab.native.steps import Keeper
 from mixlab.ops.linear import has_onednn, is_plain_float
 
 
@@ -64,6 +65,18 @@ def last_layer(mixer: object) -> nn.Linear | None:
     if isinstance(mixer, Mlp):
         return mixer.fc2
     return mixer.last_layer if isinstance(mixer, Mixer) else None
+
+
+def keep_packed(model: nn.Module, example: Tensor) -> int:
+    """Branches that are one call of kernels keep their weights as products read them, from their first call on: how
+    many these are for images like the example. Later changes of the weights are not seen.
+    """
+    residuals = [module for module in model.modules() if isinstance(module, Residual)]
+    for residual in residuals:
+        residual.keeper = Keeper()
+    with torch.inference_mode():
+        model(example)
+    return sum(residual.keeper is not None and bool(residual.keeper.known) for residual in residuals)
 
 
 def pack(model: nn.Module) -> int:

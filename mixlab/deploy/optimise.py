@@ -14,7 +14,7 @@ from mixlab.config import ModelConfig
 from mixlab.deploy.checking import images_for
 from mixlab.deploy.compile import compile_blocks, has_compiler
 from mixlab.deploy.export import ExportResult, export, open_export
-from mixlab.deploy.folding import fold, pack
+from mixlab.deploy.folding import fold, keep_packed, pack
 from mixlab.deploy.graph import first_lines
 from mixlab.deploy.specimen import Size, Source, open_specimen
 from mixlab.deploy.targets import AnyPath
@@ -207,6 +207,8 @@ def makers(model: Backbone, example: Tensor, compile: bool | None, tell: Say) ->
     def packed() -> Attempt | str:
         tell("packing")
         own, steps = folded()
+        if count := keep_packed(own, example):
+            return Attempt(Optimized(own), (*steps, f"weights of {count} branches packed once for all calls"))
         if count := pack(own):
             return Attempt(Optimized(own), (*steps, f"weights of {count} linear layers packed once for all calls"))
         return "no weights to pack"

@@ -302,9 +302,7 @@ class Hyena(Mixer):
             steps.depthwise(taps, (images, over.height, over.width), padding, wide, product, product=third)
             sides = (over.height, over.width) if self.plane else (over.width, 1)  # a sequence is a column
             steps.long_conv(about, spectrum, (images, *sides), product, gate, wide)
-            if outer.weight is not None:
-                steps.norm(outer, wide, product)
-            steps.linear(out, wide if outer.weight is None else product, OUT, onto=onto)
+            steps.linear(out, wide if outer.weight is None else steps.norm(outer, wide), OUT, onto=onto)
 
         tensors = (*project, *out, *taps, inner.weight, *outer[:2], conv.bias, *conv.filter.sources())
         makes = (conv.filter, conv.filter.out, *conv.filter.linears)

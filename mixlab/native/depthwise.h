@@ -163,7 +163,7 @@ static void depthwise_tile(const struct depthwise *at, const struct tile *tile, 
     for (int h = tile->top; h < tile->bottom && at->norm; h++)
         for (int w = tile->left; w < tile->right; w++) {
             float *pixel = at->out + tile->image * at->out_image + ((ptrdiff_t)h * at->width + w) * at->out_row;
-            norm_row(pixel, at->channels, at->norm, NULL, at->eps);
+            norm_row(pixel, pixel, at->channels, at->norm, NULL, at->eps);
         }
 }
 

@@ -199,12 +199,15 @@ struct linear {
     const float *beside;            /* rows x columns, as out */
     float *aside;                   /* a second output, as out */
     const float *residual, *branch; /* columns: factors of the residual sum, or NULL: 1 */
+    const float *norm, *norm_bias;  /* depth: of rows of left, which are normed first, or NULL */
     ptrdiff_t left_row, left_column, right_row, out_row;
     long rows, groups;
     int columns, depth;
     int right_turned; /* it lies there as columns x depth */
     int after, threads;
+    int ready;     /* `packed` holds the weight already */
     float then[2]; /* a factor and a summand behind the squared ReLU */
+    float eps;     /* of the norm */
 };
 
 /* Two of them, one behind the other; `left` of the second is not used. `out` of the first, or NULL: rows x columns of the hidden

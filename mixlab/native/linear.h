@@ -248,6 +248,22 @@ static void linear_after(const struct linear *at, long row, long column, const f
     }
 }
 
+/* Some rows of `left`, behind the norm if there is one: then in memory of their own, which is to be freed. */
+struct left {
+    const float *rows;
+    ptrdiff_t row, column;
+    float *own;
+};
+
+static struct left linear_left(const struct linear *at, long row, long rows) {
+    const float *from = at->left + row * at->left_row;
+    if (!at->norm) return (struct left){from, at->left_row, at->left_column, NULL};
+    float *own = claim((size_t)rows * at->depth);
+    for (long i = 0; i < rows && own; i++)
+        norm_row(own + i * at->depth, from + i * at->left_row, at->depth, at->norm, at->norm_bias, at->eps);
+    return (struct left){own, at->depth, 1, own};
+}
+
 static int linear_task(void *about, long index) {
     const struct linear *at = about;
     long group = index % at->groups, block = index / at->groups;
@@ -255,8 +271,11 @@ static int linear_task(void *about, long index) {
     long end = panels * (group + 1) / at->groups * WIDE, row = block * ROWS_AT_ONCE;
     if (end > at->columns) end = at->columns;
     int rows = at->rows - row < ROWS_AT_ONCE ? at->rows - row : ROWS_AT_ONCE;
-    linear_after(at, row, first, at->left + row * at->left_row, at->left_row, at->left_column,
-                 at->packed + (size_t)first * at->depth, rows, end - first, at->out + row * at->out_row + first);
+    struct left left = linear_left(at, row, rows);
+    if (!left.rows) return 1;
+    linear_after(at, row, first, left.rows, left.row, left.column, at->packed + (size_t)first * at->depth, rows, end - first,
+                 at->out + row * at->out_row + first);
+    free(left.own);
     return 0;
 }
 
@@ -283,10 +302,11 @@ static int run_linear(const struct linear *given) {
     struct linear at = *given;
     long panels = pieces_of(at.columns, WIDE), blocks = (at.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     if (!at.packed) {
+        if (at.norm) return 1; /* every task would do all of it */
         at.groups = panels >= 32 * at.threads / 2 ? panels / 4 : panels >= 8 * at.threads ? panels / 2 : panels;
         return share(linear_panels_task, &at, at.groups, at.threads);
     }
-    share(pack_task, &at, panels, at.threads);
+    if (!at.ready) share(pack_task, &at, panels, at.threads);
     at.groups = 1; /* of panels, so that there is work for every thread */
     while (blocks * at.groups < 6 * at.threads && at.groups < panels) at.groups++;
     return share(linear_task, &at, blocks * at.groups, at.threads);
@@ -316,7 +336,13 @@ static int mlp_task(void *about, long index) {
     if (first.beside) first.beside += row * first.out_row;
     if (aside) first.aside = room;
     else if (first.aside) first.aside += row * first.out_row;
-    linear_after(&first, 0, 0, first.left + row * first.left_row, first.left_row, 1, first.packed, rows, first.columns, out);
+    struct left left = linear_left(&at->first, row, rows);
+    if (!left.rows) {
+        free(room);
+        return 1;
+    }
+    linear_after(&first, 0, 0, left.rows, left.row, left.column, first.packed, rows, first.columns, out);
+    free(left.own);
     linear_after(second, row, 0, room ? room : out, first.out_row, 1, second->packed, rows, second->columns,
                  second->out + row * second->out_row);
     free(room);
@@ -328,7 +354,7 @@ static int run_mlp(struct mlp *at) {
     long rows = HIDDEN_AT_ONCE / at->first.columns / TALL * TALL;
     rows = rows < 4 * TALL ? 4 * TALL : rows > ROWS_AT_ONCE ? ROWS_AT_ONCE : rows;
     at->tasks = (at->first.rows + rows - 1) / rows;
-    share(mlp_pack_task, at, panels, at->first.threads);
+    if (!at->first.ready || !at->second.ready) share(mlp_pack_task, at, panels, at->first.threads);
     return share(mlp_task, at, at->tasks, at->first.threads);
 }
 

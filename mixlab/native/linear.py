@@ -22,13 +22,17 @@ class LinearAbout(ctypes.Structure):
     _fields_ = (
         *(
             (name, c_void_p)
-            for name in ("left", "right", "bias", "packed", "out", "beside", "aside", "residual", "branch")
+            for name in (
+                *("left", "right", "bias", "packed", "out", "beside", "aside", "residual", "branch"),
+                *("norm", "norm_bias"),
+            )
         ),
         *((name, c_ssize_t) for name in ("left_row", "left_column", "right_row", "out_row")),
         ("rows", c_long),
         ("groups", c_long),
-        *((name, c_int) for name in ("columns", "depth", "right_turned", "after", "threads")),
+        *((name, c_int) for name in ("columns", "depth", "right_turned", "after", "threads", "ready")),
         ("then", c_float * 2),
+        ("eps", c_float),
     )
 
 
@@ -169,5 +173,5 @@ def describe(
     """Of contiguous rows and a weight (out, in) with contiguous rows or columns."""
     (columns, depth), turned = weight.shape, weight.stride(1) == 1
     strides = (depth, 1, weight.stride(0) if turned else weight.stride(1), columns)
-    numbers = (rows, 1, columns, depth, turned, KINDS.index(after), torch.get_num_threads(), then)
-    return LinearAbout(*map(pointer, (left, weight, bias, packed, out)), None, None, None, None, *strides, *numbers)
+    numbers = (rows, 1, columns, depth, turned, KINDS.index(after), torch.get_num_threads(), 0, then)
+    return LinearAbout(*map(pointer, (left, weight, bias, packed, out)), *[None] * 6, *strides, *numbers)

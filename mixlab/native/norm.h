@@ -23,14 +23,14 @@ INLINE float norm_sum(const float *row, int width, float mean, int power) {
     return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-/* A row in place. */
-INLINE void norm_row(float *row, int width, const float *weight, const float *bias, float eps) {
+/* A row, which may take the place of its input. */
+INLINE void norm_row(float *out, const float *row, int width, const float *weight, const float *bias, float eps) {
     float mean = norm_sum(row, width, 0, 1) / width;
     float over = 1.0f / __builtin_sqrtf(norm_sum(row, width, mean, 2) / width + eps);
     for (int c = 0; c < width; c += LANES) {
         int some = width - c;
         vec x = (load_some(row + c, some) - mean) * over * load_some(weight + c, some);
-        store_some(row + c, bias ? x + load_some(bias + c, some) : x, some);
+        store_some(out + c, bias ? x + load_some(bias + c, some) : x, some);
     }
 }
 
@@ -41,8 +41,9 @@ static int norm_task(void *about, long index) {
     for (long row = first; row < end; row++) {
         const float *one = at->one + row * at->one_row, *other = at->other ? at->other + row * at->other_row : NULL;
         float *out = at->out + row * width;
-        for (int c = 0; c < width; c += LANES) store_some(out + c, norm_input(at, one, other, c), width - c);
-        if (at->weight) norm_row(out, width, at->weight, at->bias, at->eps);
+        for (int c = 0; c < width && (other || !at->weight); c += LANES)
+            store_some(out + c, norm_input(at, one, other, c), width - c);
+        if (at->weight) norm_row(out, other ? out : one, width, at->weight, at->bias, at->eps);
     }
     return 0;
 }

@@ -8,7 +8,7 @@ import ctypes
 import itertools
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from mixlab.native import kernels, pointer
 from mixlab.native.attention import AttentionAbout
 from mixlab.native.depthwise import DepthwiseAbout
 from mixlab.native.factor import FactorAbout, contexts_of
-from mixlab.native.linear import AFTER, AS_IT_IS, FEW, KINDS, PANEL, LinearAbout, MlpAbout, Then
+from mixlab.native.linear import AFTER, AS_IT_IS, FEW, KINDS, PANEL, LinearAbout, MlpAbout, Then, room_for
 from mixlab.native.longconv import Kernel
 from mixlab.native.mlstm import MlstmAbout, Packed, chunk_for
 from mixlab.native.norm import Norm, NormAbout
@@ -27,7 +27,7 @@ from mixlab.native.pool import PoolAbout
 KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm", "longconv", "pool", "attention", "factor")  # by their numbers
 Weights = tuple[Tensor, Tensor | None]
 FLOAT = 4
-POINTER = struct.Struct("P")
+POINTER, INT = struct.Struct("P"), struct.Struct("i")
 LINE = 64  # bytes that rooms begin at multiples of
 MOST = 2**22  # numbers in all rooms up to which they are one tensor: larger ones would not be kept when they are freed
 
@@ -76,16 +76,45 @@ class Product(NamedTuple):
     aside: Place
 
 
-class Steps:
-    """Steps over rows of channels; `threads` is how many may work at once."""
+class Kept:
+    """A packed weight that stays, once a call has filled it."""
 
-    def __init__(self, rows: int) -> None:
-        self.rows, self.threads = rows, torch.get_num_threads()
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self.room, self.filled = weight, room_for(weight), False
+
+
+class Keeper:
+    """Packed weights of a layer that no longer change, by the weights. Copies of a layer and files start with none."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Kept] = {}
+
+    def of(self, weight: Tensor) -> Kept:
+        kept = self.known.get(id(weight))
+        if kept is None:
+            kept = self.known[id(weight)] = Kept(weight)  # which holds the weight: no other has its number
+        return kept
+
+    def __deepcopy__(self, memo: object) -> "Keeper":
+        return Keeper()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Keeper, ()
+
+
+class Steps:
+    """Steps over rows of channels; `threads` is how many may work at once. With a `keeper` weights are packed once."""
+
+    def __init__(self, rows: int, keeper: Keeper | None = None) -> None:
+        self.rows, self.threads, self.keeper = rows, torch.get_num_threads(), keeper
         self.text = bytearray()
         self.rooms: list[int] = []  # their sizes
         self.places: list[tuple[int, int, int]] = []  # where in the text, of which base, how many bytes behind it
         self.packed: list[tuple[int, int]] = []  # where in the text, how many floats before it in their common room
         self.packed_floats = 0
+        self.kept: list[tuple[int, Kept]] = []  # where in the text it says whether that is filled
+        self.norms: list[tuple[Norm, Place]] = []  # that are done where they are asked for
+        self.normed: dict[int, Place] = {}  # of these, what has been written down as a step
         self.starts: list[int] = []  # of the rooms in their common one, and its end
 
     # -- what is done ----------------------------------------------------------------------------
@@ -98,12 +127,32 @@ class Steps:
         self.rooms.append(-(-floats * FLOAT // LINE) * LINE // FLOAT)
         return Place(ROOMS + len(self.rooms) - 1)
 
-    def norm(self, norm: Norm, x: Place, out: Place) -> None:
-        assert norm.weight is not None
-        width = len(norm.weight)
-        weights = {"weight": pointer(norm.weight), "bias": pointer(norm.bias)}
-        sizes = {"one_row": width, "rows": self.rows, "width": width, "threads": self.threads}
-        self.add("norm", NormAbout(**weights, **sizes, eps=norm.eps), one=x, out=out)
+    def norm(self, norm: Norm, x: Place) -> Place:
+        """x behind a norm: part of the linear layers that read it if there are many rows, else a step of its own."""
+        self.norms.append((norm, x))
+        return Place(-len(self.norms))
+
+    def there(self, place: Place) -> Place:
+        """The same, or the room that a norm is written into."""
+        if place.base >= 0:
+            return place
+        if place.base not in self.normed:
+            norm, x = self.norms[-place.base - 1]
+            assert norm.weight is not None
+            width = len(norm.weight)
+            self.normed[place.base] = self.room(width)
+            weights = {"weight": pointer(norm.weight), "bias": pointer(norm.bias)}
+            sizes = {"one_row": width, "rows": self.rows, "width": width, "threads": self.threads}
+            self.add("norm", NormAbout(**weights, **sizes, eps=norm.eps), one=x, out=self.normed[place.base])
+        return self.normed[place.base].at(place.bytes // FLOAT)
+
+    def join(self, about: LinearAbout, x: Place) -> Place:
+        """What a linear layer reads, with a norm in front of it as the layer's own."""
+        if x.base >= 0 or self.rows <= FEW:
+            return self.there(x)
+        norm, source = self.norms[-x.base - 1]
+        about.norm, about.norm_bias, about.eps = pointer(norm.weight), pointer(norm.bias), norm.eps
+        return source
 
     def linear(
         self,
@@ -116,16 +165,17 @@ class Steps:
     ) -> None:
         """f(x W^T + b), or the sum of the stream and that."""
         about = self.describe(weights, after, then, onto)
-        places = {"left": x, "out": out}
+        places = {"left": self.join(about, x), "out": out}
         if onto is not None:
             places["beside"] = STREAM
         start = self.add("linear", about, **places)
-        if self.rows > FEW:
+        if self.rows > FEW or self.keeper is not None:
             self.pack(start, weights)
 
     def mlp(self, first: Weights, second: Weights, x: Place, out: Place, after: str, then: Then, onto: Sum) -> None:
         """Two linear layers, what lies between them in the cache."""
         about = MlpAbout(self.describe(first, after, then, None), self.describe(second, "none", AS_IT_IS, onto), 0)
+        x = self.join(about.first, x)
         start = self.add("mlp", about)
         behind = start + MlpAbout.second.offset
         for offset, name, place in ((start, "left", x), (behind, "out", out), (behind, "beside", STREAM)):
@@ -273,6 +323,11 @@ class Steps:
 
     def pack(self, start: int, weights: Weights, before: int = 0) -> int:
         """Room for a packed weight behind so many floats; all steps use the same. The end of it."""
+        if self.keeper is not None:
+            kept = self.keeper.of(weights[0])
+            self.kept.append((start + LinearAbout.ready.offset, kept))
+            POINTER.pack_into(self.text, start + LinearAbout.packed.offset, kept.room.data_ptr())
+            return before
         columns, depth = weights[0].shape
         self.packed.append((start + LinearAbout.packed.offset, before))
         end = before + -(-columns // PANEL) * PANEL * depth
@@ -280,6 +335,7 @@ class Steps:
         return end
 
     def add(self, kernel: str, about: ctypes.Structure, **places: Place) -> int:
+        places = {name: self.there(place) for name, place in places.items()}
         self.text += struct.pack("lN", KERNELS.index(kernel), ctypes.sizeof(about))
         start, body = len(self.text), bytes(about)
         self.text += body + bytes(-len(body) % 8)
@@ -313,5 +369,9 @@ class Steps:
             bases += [room.data_ptr() for room in rooms]
         for where, base, behind in self.places:
             POINTER.pack_into(text, where, bases[base] + behind)
+        for where, kept in self.kept:
+            INT.pack_into(text, where, kept.filled)
         found.run_steps(text)
+        for _, kept in self.kept:
+            kept.filled = True
         return out

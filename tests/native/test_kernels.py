@@ -1,5 +1,6 @@
 """The kernels at every level of instructions that this processor has, beside the references."""
 
+import copy
 import os
 import shutil
 import subprocess
@@ -31,6 +32,7 @@ from mixlab.native.mlstm import compiled_mlstm
 from mixlab.native.norm import Norm, norm_of_product
 from mixlab.native.recurrent import Run, lstm_maps
 from mixlab.native.resample import resample_tokens
+from mixlab.native.steps import GIVEN, OUT, Keeper, Steps, Sum
 from mixlab.ops import linear, longconv
 from mixlab.ops.blockdiagonal import heads_of, may_train_heads, trained_heads
 from mixlab.ops.convattention import factorised_attention_reference
@@ -213,6 +215,57 @@ def test_gradients_of_weights_of_any_extent() -> None:
     run_weight(left, right, out, None, adds=False)
     assert peak() - before < 16
     near(out, left.double().t() @ right.double(), 3e-5)
+
+
+@pytest.mark.parametrize("rows", [17, 480, 600])  # a step of its own, and part of the layer
+@pytest.mark.parametrize("width", [24, 37])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_norm_in_front_of_linear_layers(lanes: int, rows: int, width: int, bias: bool) -> None:
+    x, norm = torch.randn(rows, width), Norm(torch.randn(width), torch.randn(width) if bias else None, 1e-5)
+    first, second = torch.randn(50, width), torch.randn(width, 50)
+    normed = F.layer_norm(x.double(), (width,), *(None if one is None else one.double() for one in norm[:2]), 1e-5)
+    expected = x.double() + F.linear(F.gelu(F.linear(normed, first.double())), second.double())
+    steps = Steps(rows)
+    place, hidden = steps.norm(norm, GIVEN), steps.room(50)
+    steps.linear((first, None), place, hidden, "gelu")
+    steps.linear((second, None), hidden, OUT, onto=Sum())
+    near(steps.close().run(x, x), expected, 1e-5)
+    if rows >= linear.TWO:
+        steps = Steps(rows)
+        steps.mlp((first, None), (second, None), steps.norm(norm, GIVEN), OUT, "gelu", (1.0, 0.0), Sum())
+        near(steps.close().run(x, x), expected, 1e-5)
+
+
+def test_a_norm_that_two_steps_read_is_written_once(lanes: int) -> None:
+    x, norm, weights = torch.randn(30, 24), Norm(torch.randn(24), None, 1e-5), torch.randn(2, 24, 24)
+    normed = F.layer_norm(x.double(), (24,), norm.weight.double(), None, 1e-5)  # type: ignore[union-attr]
+    steps = Steps(30)
+    place = steps.norm(norm, GIVEN)
+    hidden = steps.room(24)
+    steps.linear((weights[0], None), place, hidden)
+    steps.linear((weights[1], None), place, OUT, onto=Sum())
+    near(steps.close().run(x, x), x.double() + normed @ weights[1].double().t(), 1e-5)
+    assert len(steps.rooms) == 3  # what is normed, hidden, and no packed weights
+
+
+def test_packed_weights_that_are_kept(lanes: int) -> None:
+    """They serve any number of rows, and what becomes of the weight is not seen."""
+    keeper, weight, second = Keeper(), torch.randn(40, 40), torch.randn(40, 40)
+    all_steps, before = {}, weight.double()
+    for rows in (20, 600):
+        steps = all_steps[rows] = Steps(rows, keeper)
+        steps.linear((weight, None), GIVEN, OUT)
+        x = torch.randn(rows, 40)
+        near(steps.close().run(x, x), F.linear(x.double(), before))
+    joined = Steps(600, keeper)
+    joined.mlp((weight, None), (second, None), GIVEN, OUT, "none", (1.0, 0.0), Sum())
+    joined.close()
+    for _ in range(2):
+        near(joined.run(x, x), x.double() + F.linear(F.linear(x.double(), before), second.double()), 1e-5)
+    weight.zero_()
+    near(all_steps[600].run(x, x), F.linear(x.double(), before))
+    assert len(keeper.known) == 2
+    assert not copy.deepcopy(keeper).known
 
 
 # -- norms ---------------------------------------------------------------------------------------
