@@ -145,7 +145,7 @@ def optimize(
 ) -> Optimized:
     """A copy of a model for fast inference on batches like the example; the model itself is left alone.
 
-    Factors are folded into linear layers; on top of that, weights are packed as oneDNN wants them (float32 on a CPU),
+    Factors are folded into linear layers; on top of that, weights are packed as products read them (float32 on a CPU),
     or the blocks are compiled where there is a compiler, identical ones sharing a graph: the fastest of these forms and
     the original is what comes back. `compile` False leaves that out, True insists on it. A form whose scores differ by
     more than `bound` of the largest score is not taken; by default that is 1e-4, and more for shorter floats than

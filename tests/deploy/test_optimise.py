@@ -14,10 +14,11 @@ from mixlab.cli import main
 from mixlab.deploy import optimise
 from mixlab.deploy.compile import has_compiler
 from mixlab.deploy.export import open_export
-from mixlab.deploy.folding import fold, pack
+from mixlab.deploy.folding import fold, keep_packed, pack
 from mixlab.deploy.optimise import Optimized, optimize
 from mixlab.errors import CompileError, ConfigError, ImageError
 from mixlab.layers import PackedLinear, Residual, SquaredReLU, StarReLU
+from mixlab.native import has_wide_vectors
 from mixlab.ops.linear import has_onednn
 
 PICOS = mixlab.list_models("*_pico")
@@ -90,6 +91,27 @@ def test_packed_layers_are_constants() -> None:
     count = pack(model)
     assert count == sum(isinstance(module, PackedLinear) for module in model.modules()) > 0
     assert not any(name.endswith("fc1.weight") for name, _ in model.named_parameters())
+
+
+@pytest.mark.skipif(not has_wide_vectors(), reason="branches are kernels in one call with vectors of 8 or more")
+@pytest.mark.parametrize("name", ["convformer_pico", "vil_pico", "coat_lite_pico"])
+def test_branches_keep_packed_weights(name: str) -> None:
+    model, images = trained(name), torch.randn(2, 3, 64, 64)
+    expected = scores(model, images)
+    residuals = [module for module in model.modules() if isinstance(module, Residual)]
+    count = keep_packed(model, images)
+    assert 0 < count <= len(residuals)
+    for size in (64, 96, 64):  # other numbers of rows share what is packed
+        scores(model, torch.randn(1, 3, size, size))
+    torch.testing.assert_close(scores(model, images), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    twin = copy.deepcopy(model)
+    assert not any(one.keeper.known for one in twin.modules() if isinstance(one, Residual) and one.keeper is not None)
+    torch.testing.assert_close(scores(twin, images), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.skipif(not has_wide_vectors(), reason="branches are kernels in one call with vectors of 8 or more")
+def test_nothing_is_packed_where_kernels_have_no_part() -> None:
+    assert keep_packed(trained("convformer_pico").double(), torch.randn(1, 3, 64, 64).double()) == 0
 
 
 @pytest.mark.parametrize("part", ["fc1", "act", "fc2"])

@@ -223,7 +223,8 @@ def test_gradients_of_weights_of_any_extent() -> None:
 def test_a_norm_in_front_of_linear_layers(lanes: int, rows: int, width: int, bias: bool) -> None:
     x, norm = torch.randn(rows, width), Norm(torch.randn(width), torch.randn(width) if bias else None, 1e-5)
     first, second = torch.randn(50, width), torch.randn(width, 50)
-    normed = F.layer_norm(x.double(), (width,), *(None if one is None else one.double() for one in norm[:2]), 1e-5)
+    normed = F.layer_norm(x.double(), (width,), norm.weight.double(), None, 1e-5)  # type: ignore[union-attr]
+    normed = normed if norm.bias is None else normed + norm.bias.double()
     expected = x.double() + F.linear(F.gelu(F.linear(normed, first.double())), second.double())
     steps = Steps(rows)
     place, hidden = steps.norm(norm, GIVEN), steps.room(50)
