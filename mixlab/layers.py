@@ -507,7 +507,7 @@ class Residual(nn.Module):
         return self.merge(tokens, self.update(tokens, grid))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "plans": Plans()})
+        super().__setstate__({"keeper": None, **state, "plans": Plans()})
 
     def fused(self, tokens: Tensor, grid: Grid) -> Tensor | None:
         """The same as kernels in one call, where these know every part."""
@@ -558,7 +558,7 @@ class Residual(nn.Module):
 
     def train(self, mode: bool = True) -> Self:
         if mode:
-            self.plans = Plans()
+            self.plans, self.keeper = Plans(), None
         return super().train(mode)
 
     def merge(self, tokens: Tensor, update: Tensor) -> Tensor:
@@ -590,3 +590,4 @@ def refill_keep(module: nn.Module, keys: object) -> None:
     assert isinstance(module, Residual)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     module.keep = torch.tensor(1 - module.drop_rate, device=device)
+    module.plans, module.keeper = Plans(), None  # what was packed is of other weights

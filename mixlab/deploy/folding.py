@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.coscale import CoscaleBlock
+from mixlab.fused import Plans
 from mixlab.layers import Mlp, PackedLinear, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
 from mixlab.mixers import Mixer
 from mixlab.native.steps import Keeper
@@ -73,10 +74,13 @@ def keep_packed(model: nn.Module, example: Tensor) -> int:
     """
     residuals = [module for module in model.modules() if isinstance(module, Residual)]
     for residual in residuals:
-        residual.keeper = Keeper()
-    with torch.inference_mode():
+        residual.plans, residual.keeper = Plans(), Keeper()
+    with torch.inference_mode(), torch.autocast(example.device.type, enabled=False):
         model(example)
-    return sum(residual.keeper is not None and bool(residual.keeper.known) for residual in residuals)
+    count = sum(residual.keeper is not None and bool(residual.keeper.known) for residual in residuals)
+    for residual in residuals if not count else ():
+        residual.keeper = None
+    return count
 
 
 def pack(model: nn.Module) -> int:

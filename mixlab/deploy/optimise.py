@@ -115,7 +115,7 @@ class Optimized(nn.Module):
         raise only_inference("saved")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Optimized":
-        """Packed weights are constants that cannot be copied: both have them."""
+        """Weights that oneDNN packed are constants that cannot be copied: both have them."""
         packed = [layer.weight for layer in self.modules() if isinstance(layer, PackedLinear)]
         memo |= {id(weight): weight for weight in packed}
         twin = Optimized.__new__(Optimized)
@@ -208,7 +208,9 @@ def makers(model: Backbone, example: Tensor, compile: bool | None, tell: Say) ->
         tell("packing")
         own, steps = folded()
         if count := keep_packed(own, example):
-            return Attempt(Optimized(own), (*steps, f"weights of {count} branches packed once for all calls"))
+            return Attempt(
+                Optimized(own), (*steps, f"weights of {count} branches that are kernels packed once for all calls")
+            )
         if count := pack(own):
             return Attempt(Optimized(own), (*steps, f"weights of {count} linear layers packed once for all calls"))
         return "no weights to pack"

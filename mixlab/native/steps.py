@@ -28,6 +28,7 @@ KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm", "longconv", "pool", "a
 Weights = tuple[Tensor, Tensor | None]
 FLOAT = 4
 POINTER, INT = struct.Struct("P"), struct.Struct("i")
+JOINED = 288  # rows per thread from which its tasks do a layer's norm: with fewer, several would do the same
 LINE = 64  # bytes that rooms begin at multiples of
 MOST = 2**22  # numbers in all rooms up to which they are one tensor: larger ones would not be kept when they are freed
 
@@ -81,6 +82,10 @@ class Kept:
 
     def __init__(self, weight: Tensor) -> None:
         self.weight, self.room, self.filled = weight, room_for(weight), False
+        self.place, self.shape = weight.data_ptr(), weight.shape
+
+    def is_of(self, weight: Tensor) -> bool:
+        return self.weight is weight and self.place == weight.data_ptr() and self.shape == weight.shape
 
 
 class Keeper:
@@ -91,8 +96,8 @@ class Keeper:
 
     def of(self, weight: Tensor) -> Kept:
         kept = self.known.get(id(weight))
-        if kept is None:
-            kept = self.known[id(weight)] = Kept(weight)  # which holds the weight: no other has its number
+        if kept is None or not kept.is_of(weight):  # it lies elsewhere now
+            kept = self.known[id(weight)] = Kept(weight)
         return kept
 
     def __deepcopy__(self, memo: object) -> "Keeper":
@@ -128,7 +133,9 @@ class Steps:
         return Place(ROOMS + len(self.rooms) - 1)
 
     def norm(self, norm: Norm, x: Place) -> Place:
-        """x behind a norm: part of the linear layers that read it if there are many rows, else a step of its own."""
+        """x behind a norm: part of the linear layers that read it if there are many rows, else a step of its own. x has
+        to stay as it is until it is read.
+        """
         self.norms.append((norm, x))
         return Place(-len(self.norms))
 
@@ -146,11 +153,13 @@ class Steps:
             self.add("norm", NormAbout(**weights, **sizes, eps=norm.eps), one=x, out=self.normed[place.base])
         return self.normed[place.base].at(place.bytes // FLOAT)
 
-    def join(self, about: LinearAbout, x: Place) -> Place:
-        """What a linear layer reads, with a norm in front of it as the layer's own."""
-        if x.base >= 0 or self.rows <= FEW:
+    def join(self, about: LinearAbout, x: Place, least: int) -> Place:
+        """What a linear layer reads, with a norm in front of it as the layer's own from so many rows on."""
+        if x.base >= 0 or x.bytes or self.rows < least:
             return self.there(x)
         norm, source = self.norms[-x.base - 1]
+        assert norm.weight is not None
+        assert len(norm.weight) == about.depth
         about.norm, about.norm_bias, about.eps = pointer(norm.weight), pointer(norm.bias), norm.eps
         return source
 
@@ -165,7 +174,7 @@ class Steps:
     ) -> None:
         """f(x W^T + b), or the sum of the stream and that."""
         about = self.describe(weights, after, then, onto)
-        places = {"left": self.join(about, x), "out": out}
+        places = {"left": self.join(about, x, max(FEW + 1, JOINED * self.threads)), "out": out}
         if onto is not None:
             places["beside"] = STREAM
         start = self.add("linear", about, **places)
@@ -175,7 +184,7 @@ class Steps:
     def mlp(self, first: Weights, second: Weights, x: Place, out: Place, after: str, then: Then, onto: Sum) -> None:
         """Two linear layers, what lies between them in the cache."""
         about = MlpAbout(self.describe(first, after, then, None), self.describe(second, "none", AS_IT_IS, onto), 0)
-        x = self.join(about.first, x)
+        x = self.join(about.first, x, 0)
         start = self.add("mlp", about)
         behind = start + MlpAbout.second.offset
         for offset, name, place in ((start, "left", x), (behind, "out", out), (behind, "beside", STREAM)):

@@ -110,6 +110,29 @@ def test_branches_keep_packed_weights(name: str) -> None:
 
 
 @pytest.mark.skipif(not has_wide_vectors(), reason="branches are kernels in one call with vectors of 8 or more")
+@pytest.mark.parametrize("change", ["load", "train", "data"])
+def test_other_weights_are_not_taken_for_packed_ones(change: str) -> None:
+    model, images = trained("vil_pico"), torch.randn(2, 3, 64, 64)
+    assert keep_packed(model, images) > 0
+    other = {name: value * 1.1 for name, value in model.state_dict().items()}
+    if change == "load":
+        model.load_state_dict(other)
+    elif change == "train":
+        model.train()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(other[name])
+        model.eval()
+    else:
+        for name, parameter in model.named_parameters():
+            parameter.data = other[name]
+    fresh = trained("vil_pico")
+    fresh.load_state_dict(other)
+    expected = scores(fresh, images)
+    torch.testing.assert_close(scores(model, images), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.skipif(not has_wide_vectors(), reason="branches are kernels in one call with vectors of 8 or more")
 def test_nothing_is_packed_where_kernels_have_no_part() -> None:
     assert keep_packed(trained("convformer_pico").double(), torch.randn(1, 3, 64, 64).double()) == 0
 
