@@ -26,7 +26,7 @@ style: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
-test: style ## ruff, then mypy beside every quick test (2 cores, 16 to 26 minutes with set-up)
+test: style ## ruff, then mypy beside every quick test (2 cores, 7 to 26 minutes with set-up)
 	@$(MAKE) --no-print-directory --jobs 2 types quick-test
 
 quick-test: $(INSTALLED)
