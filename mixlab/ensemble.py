@@ -17,6 +17,7 @@ from mixlab.mixers import Mixer
 from mixlab.modules import Modules
 
 Average = Literal["logits", "probabilities"]
+AVERAGES: tuple[Average, ...] = ("logits", "probabilities")
 SHARED_FIELDS = ("num_classes", "in_channels", "preprocessing")
 
 
@@ -39,11 +40,7 @@ class Ensemble(Backbone):
         """Class scores (B, num_classes); without a head, the features."""
         if not self.members[0].config.num_classes:
             return self.embed(image)
-        scores = [member(image) for member in self.members]
-        if self.average == "probabilities":
-            scores = [one.log_softmax(-1) for one in scores]
-            return torch.stack(scores).logsumexp(0) - torch.tensor(len(scores)).log()
-        return torch.stack(scores).mean(0)
+        return average_scores([member(image) for member in self.members], self.average)
 
     def embed(self, image: Tensor) -> Tensor:
         """The members' features side by side."""
@@ -185,6 +182,22 @@ class Ensemble(Backbone):
         return ConfigError(f"An ensemble has no {what} of its own. Ask a member: model.members[0].")
 
 
+def average_scores(scores: Sequence[Tensor], average: Average = "logits") -> Tensor:
+    """Return the class scores of an ensemble, given those of its members, each (..., num_classes).
+
+    The average of "probabilities" is returned as its logarithm, so that it is a score like any other.
+    """
+    if average == "probabilities":
+        chances = torch.stack([member.log_softmax(-1) for member in scores])
+        return chances.logsumexp(0) - torch.tensor(len(scores)).log()
+    return torch.stack(list(scores)).mean(0)
+
+
+def check_average(average: str) -> None:
+    if average not in AVERAGES:
+        raise ConfigError(f"An ensemble averages {' or '.join(map(repr, AVERAGES))}; got {average!r}.")
+
+
 def check_members(members: Iterable[Backbone], average: Average) -> None:
     members = list(members)
     if any(isinstance(member, Ensemble) for member in members) or len({id(one) for one in members}) < len(members):
@@ -193,8 +206,7 @@ def check_members(members: Iterable[Backbone], average: Average) -> None:
         raise ConfigError(
             f"An ensemble needs one or more Mixlab models; got {[type(one).__name__ for one in members]}."
         )
-    if average not in ("logits", "probabilities"):
-        raise ConfigError(f"An ensemble averages 'logits' or 'probabilities'; got {average!r}.")
+    check_average(average)
     for field in SHARED_FIELDS:
         values = [getattr(member.config, field) for member in members]
         if any(value != values[0] for value in values):

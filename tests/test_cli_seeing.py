@@ -48,6 +48,14 @@ def test_disagree_of_two_models(data: Path, capsys: pytest.CaptureFixture[str]) 
     assert "vil_pico + convformer_pico" in capsys.readouterr().out
 
 
+def test_disagree_averages_what_was_asked_for(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = ("vil_pico", "convformer_pico")
+    run("disagree", *models, str(data), "--workers", "0", "--average", "probabilities", "--json")
+    assert json.loads(capsys.readouterr().out)["settings"]["average"] == "probabilities"
+    with pytest.raises(SystemExit):
+        run("disagree", *models, str(data), "--average", "votes")
+
+
 def test_errors_come_before_the_work(data: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.touch()

@@ -90,13 +90,22 @@ def resolution(arguments: Namespace) -> None:
 
 
 def disagree_parser() -> ArgumentParser:
+    from mixlab.ensemble import AVERAGES
+
     parser = ArgumentParser(
-        description="Errors that models do not have in common, and what they are worth together. Example: "
-        "mixlab disagree runs/a/final.safetensors runs/b/final.safetensors digits --split test"
+        description="Errors that models do not have in common, and the accuracy of their ensembles. Example: "
+        "mixlab disagree runs/a/final.safetensors runs/b/final.safetensors digits --split test --average logits"
     )
     parser.add_argument("models", nargs="+", help=f"two or more: {MODELS}")
     parser.add_argument("data", help=DATA)
     parser.add_argument("--split", default="val", choices=["train", "val", "test"])
+    parser.add_argument(
+        "--average",
+        default="logits",
+        choices=AVERAGES,
+        help="what an ensemble averages: the models' logits (as HyenaPixel's authors do), or their probabilities, "
+        "which gives every model the same weight however large its logits are",
+    )
     parser.add_argument("--batch", type=int, default=64, help="images at once")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of fresh weights")
@@ -110,7 +119,7 @@ def disagree(arguments: Namespace) -> None:
     from mixlab.evals.disagreement import disagreement
 
     check_out(arguments)
-    names = ("split", "batch", "workers", "seed", "device")
+    names = ("split", "average", "batch", "workers", "seed", "device")
     with progress("Reading answers") as bar:
         options = {name: arguments[name] for name in names}
         found, figures = disagreement(arguments.models, arguments.data, watch=bar.advance, **options)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mixlab.data.loader import Loader
 from mixlab.data.open import AnyData, open_data
+from mixlab.ensemble import Average, average_scores, check_average
 from mixlab.errors import DataError, require
 from mixlab.evals.classes import open_for_classes
 from mixlab.evals.subjects import Source, Subject, short_names
@@ -25,16 +26,16 @@ Watch = Callable[[int, int], None]  # images more, of how many in all
 class Answers:
     """What a model says about the images of a split."""
 
-    probabilities: Tensor  # (N, classes)
+    scores: Tensor  # (N, classes), the model's logits
     right: Tensor  # (N,) booleans
     predicted: Tensor  # (N,) classes
 
     @classmethod
-    def of(cls, probabilities: Tensor, truth: Tensor) -> "Answers":
-        """As `mixlab eval` counts: where another class is as likely as the right one, the answer is wrong."""
-        own = probabilities.gather(1, truth[:, None])
-        right = (~(probabilities < own)).sum(1) == 1
-        return cls(probabilities=probabilities, right=right, predicted=probabilities.argmax(1))
+    def of(cls, scores: Tensor, truth: Tensor) -> "Answers":
+        """Count as `mixlab eval` does: an answer is wrong if another class has the same score as the right one."""
+        true_score = scores.gather(1, truth[:, None])
+        right = (~(scores < true_score)).sum(1) == 1
+        return cls(scores=scores, right=right, predicted=scores.argmax(1))
 
 
 # -- numbers -------------------------------------------------------------------------------------
@@ -56,9 +57,9 @@ def same_wrong_class(first: Answers, second: Answers) -> float | None:
     return int(same.sum()) / int(both.sum()) if both.any() else None
 
 
-def together(group: Sequence[Answers], truth: Tensor) -> tuple[float, float]:
-    """Top-1 of the mean of the probabilities, and the share of images that at least one model gets right."""
-    mean = torch.stack([one.probabilities for one in group]).mean(0)
+def together(group: Sequence[Answers], truth: Tensor, average: Average = "logits") -> tuple[float, float]:
+    """Return the top-1 of the models' ensemble, and the share of images that at least one model gets right."""
+    mean = average_scores([one.scores for one in group], average)
     one_right = torch.stack([one.right for one in group]).any(0)
     return share(Answers.of(mean, truth).right), share(one_right)
 
@@ -77,11 +78,16 @@ def disagreement(
     split: Literal["train", "val", "test"] = "val",
     batch: int = 64,
     workers: int = 2,
+    average: Average = "logits",
     device: str = "auto",
     seed: int = 0,
     watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
-    """Each model alone, every pair and all of them on one split; every model sees its own preprocessing."""
+    """Test each model alone, every pair and all of them on one split; every model sees its own preprocessing.
+
+    `average` says what the ensembles of the table average, as in `mixlab.Ensemble`.
+    """
+    check_average(average)
     require(len(models) >= 2, f"two models or more; got {len(models)}.")
     source = open_data(data, split)
     subjects = [open_for_classes(model, source.class_names, str(data), seed=seed) for model in models]
@@ -98,8 +104,16 @@ def disagreement(
     names = short_names(subjects)
     pairs = {pair: pair_of(answers, pair) for pair in itertools.combinations(range(len(names)), 2)}
     found_all = finding(
-        *("disagree", "Errors that models do not have in common", COLUMNS, table_of(names, answers, truth, pairs)),
-        settings={"models": [one.name for one in subjects], "data": str(data), "split": split, "images": len(truth)},
+        *(
+            "disagree",
+            "Errors that models do not have in common",
+            COLUMNS,
+            table_of(names, answers, truth, pairs, average),
+        ),
+        settings={
+            **{"models": [one.name for one in subjects], "data": str(data), "split": split, "images": len(truth)},
+            "average": average,
+        },
         data={"pairs": [{"models": list(pair), **numbers} for pair, numbers in pairs.items()]},
         pictures=(Picture(name="disagree", caption="Errors that two models do not have in common, % of the errors."),),
     )
@@ -117,10 +131,10 @@ def answer(
     """What a model says, and the truth, in the order of the images' numbers."""
     weight = next(subject.model.parameters())
     loader = Loader(source, subject.transform(), batch_size=batch, train=False, seed=0, workers=workers)
-    chances, truth, places = [], [], []
+    scored, truth, places = [], [], []
     for found in loader.epoch(0):
         scores = subject.model(found.images.to(weight.device, weight.dtype))
-        chances.append(scores.float().softmax(-1).cpu())
+        scored.append(scores.float().cpu())
         truth.append(found.labels)
         places.append(found.indices)
         if watch is not None:
@@ -129,7 +143,7 @@ def answer(
         raise DataError("None of the images could be read.")
     order = torch.cat(places).argsort()
     labelled = torch.cat(truth)[order]
-    return Answers.of(torch.cat(chances)[order], labelled), labelled
+    return Answers.of(torch.cat(scored)[order], labelled), labelled
 
 
 def pair_of(answers: Sequence[Answers], pair: tuple[int, int]) -> dict[str, Any]:
@@ -145,13 +159,17 @@ def pair_of(answers: Sequence[Answers], pair: tuple[int, int]) -> dict[str, Any]
 
 
 def table_of(
-    names: Sequence[str], answers: Sequence[Answers], truth: Tensor, pairs: dict[tuple[int, int], dict[str, Any]]
+    names: Sequence[str],
+    answers: Sequence[Answers],
+    truth: Tensor,
+    pairs: dict[tuple[int, int], dict[str, Any]],
+    average: Average,
 ) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     everyone = tuple(range(len(names)))
     groups = [*((index,) for index in everyone), *pairs, *([everyone] if len(names) > 2 else [])]
     for group in groups:
-        top1, one_right = together([answers[index] for index in group], truth)
+        top1, one_right = together([answers[index] for index in group], truth, average)
         numbers = pairs.get(group, {}) if len(group) == 2 else {}
         name = " + ".join(names[index] for index in group)
         apart, same = (percent(numbers.get(key)) for key in ("errors_not_in_common", "same_wrong_class"))

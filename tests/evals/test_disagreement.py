@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import mixlab
+from mixlab.ensemble import Average
 from mixlab.errors import ConfigError, DataError
 from mixlab.evals.accuracy import evaluate
 from mixlab.evals.disagreement import Answers, disagreement, errors_apart, same_wrong_class, together
@@ -39,12 +40,19 @@ def test_common_errors_with_the_same_class() -> None:
     assert same_wrong_class(certain(0, 1), certain(1, 0)) is None
 
 
-def test_the_ensemble_is_the_mean_of_probabilities_and_the_oracle_one_right_model() -> None:
-    sure = Answers.of(torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.45, 0.55]]), torch.tensor([0, 0, 0]))
-    unsure = Answers.of(torch.tensor([[0.4, 0.6], [0.6, 0.4], [0.48, 0.52]]), torch.tensor([0, 0, 0]))
-    mean, oracle = together([sure, unsure], torch.tensor([0, 0, 0]))
-    assert mean == pytest.approx(1 / 3)  # 0.65, 0.35, 0.465
-    assert oracle == pytest.approx(2 / 3)
+def test_an_ensemble_averages_logits_unless_told_to_average_probabilities() -> None:
+    truth = torch.tensor([0])
+    scores = ([[5.0, 0.0]], [[0.0, 1.5]], [[0.0, 1.5]])  # the probabilities of class 0 are 0.99, 0.18 and 0.18
+    group = [Answers.of(torch.tensor(one), truth) for one in scores]
+    assert together(group, truth)[0] == 1
+    assert together(group, truth, "probabilities")[0] == 0
+
+
+def test_the_oracle_needs_one_model_that_is_right() -> None:
+    truth = torch.tensor([0, 0, 0])
+    first = Answers.of(torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.45, 0.55]]), truth)
+    second = Answers.of(torch.tensor([[0.4, 0.6], [0.6, 0.4], [0.48, 0.52]]), truth)
+    assert together([first, second], truth)[1] == pytest.approx(2 / 3)
 
 
 def test_a_tie_and_what_is_no_number_count_as_errors() -> None:
@@ -101,6 +109,26 @@ def test_every_pair_and_all_together(weights: list[str], noise: Path, tmp_path: 
     assert one_right[-1] == max(one_right)  # more models, more chances
     write_finding(told, tmp_path, figures)
     assert (tmp_path / "disagree.png").is_file()
+
+
+@pytest.mark.parametrize("average", ["logits", "probabilities"])
+def test_a_pair_is_as_good_as_the_ensemble_of_its_models(weights: list[str], average: Average, tmp_path: Path) -> None:
+    members = [mixlab.create_model(weights=path) for path in weights]
+    with torch.no_grad():  # the first model is never sure of anything, and loses wherever logits are averaged
+        cast(nn.Linear, members[0].head.classifier).weight.mul_(0.1)
+    files = [str(tmp_path / f"{index}.safetensors") for index in range(2)]
+    for member, path in zip(members, files, strict=True):
+        mixlab.save_weights(member, path)
+    mixlab.save_weights(mixlab.Ensemble(members, average=average), tmp_path / "both.safetensors")
+    told, _ = disagreement(files, "digits", split="test", average=average, workers=0, device="cpu")
+    both = evaluate(str(tmp_path / "both.safetensors"), "digits", split="test", workers=0)
+    assert told.settings["average"] == average
+    assert told.table[-1][1] == pytest.approx(both["top1"])
+
+
+def test_another_average_is_refused_before_the_work(weights: list[str]) -> None:
+    with pytest.raises(ConfigError, match="averages 'logits' or 'probabilities'; got 'votes'"):
+        disagreement(weights, "digits", average=cast(Average, "votes"))
 
 
 def test_one_model_is_too_few_and_other_classes_are_refused(weights: list[str]) -> None:
