@@ -2,9 +2,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from mixlab.cli import bench as verb
-from mixlab.errors import ConfigError
+from mixlab.errors import ConfigError, TrainingError
 from mixlab.evals import bench as module
 from mixlab.evals.bench_case import BenchRow, Case, Conditions, row_of
 from mixlab.report.findings import read_finding
@@ -101,3 +102,10 @@ def test_compute_prints_macs_or_all_of_a_training(capsys: pytest.CaptureFixture[
 def test_words_that_do_not_go_together_are_errors(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run(*words)
+
+
+@pytest.mark.parametrize("mode", [["--mixers", "pool"], ["--activations", "ReLU"], ["caformer_pico"]])
+def test_every_measurement_takes_a_device(mode: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TrainingError, match="no CUDA device"):
+        run(*mode, "--device", "cuda:0")

@@ -25,7 +25,7 @@ FOR = {
     "layout": ("models",),
     "against": ("models",),
     "skip": ("models",),
-    "device": ("models",),
+    "device": ("models", "mixers", "activations"),
     "threads": ("models", "mixers", "activations"),
     "seconds": ("models", "mixers", "activations"),
     "rounds": ("models", "mixers", "activations"),
@@ -194,7 +194,7 @@ def run_models(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Find
 def run_mixers(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Finding, dict[str, Any]]:
     from mixlab.evals.bench_mixers import GLOBAL, Conditions, bench_mixers
 
-    options = given(arguments, "lengths", "dim", "threads", "limit_seconds")
+    options = given(arguments, "lengths", "dim", "device", "threads", "limit_seconds")
     options |= single(arguments, "batches", "batch") | single(arguments, "dtypes", "dtype")
     usual = {"seconds": Conditions.plan.seconds, "least": Conditions.plan.least}
     entries = [mixer_entry(text) for text in arguments.mixers] or list(GLOBAL)
@@ -210,7 +210,7 @@ def mixer_entry(text: str) -> Any:
 def run_activations(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Finding, dict[str, Any]]:
     from mixlab.evals.bench_activations import bench_activations
 
-    options = given(arguments, "units", "threads") | single(arguments, "dtypes", "dtype")
+    options = given(arguments, "units", "device", "threads") | single(arguments, "dtypes", "dtype")
     flags = {"training": arguments.training, "compiled": arguments.compile}
     plan = plan_of(arguments, least=20)
     return bench_activations(arguments.activations, **options, **flags, plan=plan, watch=watch)

@@ -16,11 +16,10 @@ from mixlab.config import parse_image_size
 from mixlab.errors import MixlabError, PrecisionError, require
 from mixlab.evals.bench_case import BenchRow, Case, Conditions, measure_case, row_of
 from mixlab.evals.bench_figures import throughput_bars
-from mixlab.evals.execution import DTYPES, Execution
+from mixlab.evals.execution import Execution, check_dtype
 from mixlab.evals.subjects import open_subject
 from mixlab.evals.turns import Plan
 from mixlab.evals.whole_task import check_whole_task, is_whole_task
-from mixlab.guards import check_cpu_dtype
 from mixlab.report.findings import Cell, Finding, Picture, finding
 from mixlab.report.svg import need
 from mixlab.zoo import list_models
@@ -129,11 +128,11 @@ def executions_of(
     ]
 
 
-def check_models(models: Sequence[str], dtypes: Sequence[str]) -> None:
+def check_models(models: Sequence[str], dtypes: Sequence[str], device: torch.device) -> None:
     """Raise for models that nobody knows. Precisions are made safe before the first arithmetic, or it is too late."""
     for dtype in dtypes:
         try:
-            check_cpu_dtype(DTYPES[dtype])
+            check_dtype(dtype, device)
         except PrecisionError:
             continue  # its rows will say so
     for model in models:
@@ -174,7 +173,7 @@ def bench(
     cases = cases_of(models, sizes, batches, executions)
     conditions = Conditions(against=against, device=choose_device(device, 0), plan=plan or Plan(), skip=tuple(skip))
     with threads_set(threads):
-        check_models([*models, *([] if against is None else [against])], dtypes)
+        check_models([*models, *([] if against is None else [against])], dtypes, conditions.device)
         rows, interrupted = run_cases(cases, conditions, watch=watch)
         return report(rows, conditions, interrupted=interrupted)
 

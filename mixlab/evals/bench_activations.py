@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mixlab.errors import ConfigError, MacsError, near_misses, require
-from mixlab.evals.bench import Watch, check_models, reason_of, threads_set
+from mixlab.evals.bench import Watch, reason_of, threads_set
 from mixlab.evals.bench_case import machine_line
 from mixlab.evals.bench_figures import bars, colours_of
-from mixlab.evals.execution import DTYPES, Run, require_compiler
+from mixlab.evals.execution import DTYPES, Run, check_dtype, require_compiler, wait_for
 from mixlab.evals.speed import Timing
 from mixlab.evals.turns import Plan, Ratio, take_turns
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_reference
@@ -23,6 +23,7 @@ from mixlab.report.svg import need
 
 aten = torch.ops.aten
 UNITS = 1_000_000  # Table 11: an input of 1 x 1M
+CALLS = 100  # on an accelerator, between two waits for it: one wait takes longer than an activation
 BASELINE = "GELU (Equation 9)"
 TANH = 6  # FLOPs, the footnote of 2.4.1
 SCALE, BIAS = 1 / math.sqrt(1.25), -0.5 / math.sqrt(1.25)  # Equation 13
@@ -93,7 +94,10 @@ def flops_per_unit(name: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationRow:
-    """`ratio` is how many times as fast as GELU by Equation 9, the median over pairs of runs."""
+    """`ratio` is how many times as fast as GELU by Equation 9, the median over pairs of runs.
+
+    Times and `runs_per_second` are of one call; a timed run on an accelerator makes many.
+    """
 
     activation: str
     source: str
@@ -102,6 +106,8 @@ class ActivationRow:
     mode: str
     dtype: str
     compiled: bool
+    device: str
+    calls: int  # in a timed run
     threads: int
     machine: str
     warmup: int = 0
@@ -116,16 +122,24 @@ class ActivationRow:
     reason: str = ""
 
 
-def ready(name: str, units: int, dtype: torch.dtype, *, training: bool, compiled: bool) -> Run:
+def ready(
+    name: str,
+    units: int,
+    dtype: torch.dtype,
+    *,
+    training: bool,
+    compiled: bool,
+    device: torch.device,
+) -> Run:
     """One pass over the units; in training with the gradients of the units, and of scale and bias where they are."""
     formula = FORMULAS[name]
     function = formula.fast or formula.written
     if compiled:
-        require_compiler(torch.device("cpu"))
+        require_compiler(device)
         function = torch.compile(function, dynamic=False)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, units, generator=generator).to(dtype)
-    scale, bias, flow = (torch.full((1,), value, dtype=dtype) for value in (SCALE, BIAS, 1.0))
+    x = torch.randn(1, units, generator=generator).to(device, dtype)
+    scale, bias, flow = (torch.full((1,), value, dtype=dtype, device=device) for value in (SCALE, BIAS, 1.0))
     if not training:
 
         def forward() -> None:
@@ -144,6 +158,21 @@ def ready(name: str, units: int, dtype: torch.dtype, *, training: bool, compiled
     return step
 
 
+def calls_on(device: torch.device) -> int:
+    return 1 if device.type == "cpu" else CALLS
+
+
+def repeated(run: Run, device: torch.device) -> Run:
+    """As many calls as `calls_on` says, which end when the device is done."""
+
+    def calls() -> None:
+        for _ in range(calls_on(device)):
+            run()
+        wait_for(device)
+
+    return calls
+
+
 def bench_activations(
     names: Sequence[str] = (),
     *,
@@ -151,32 +180,40 @@ def bench_activations(
     dtype: str = "float32",
     training: bool = False,
     compiled: bool = False,
+    device: str = "cpu",
     threads: int | None = None,
     plan: Plan | None = None,
     watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
     """All activations, or some of them, in turns. The baseline of the ratios always runs."""
     need("matplotlib.figure")
+    from mixlab.training.processes import choose_device
+
     for name in names:
         if name not in FORMULAS:
             raise ConfigError(f"Unknown activation {name!r}. {near_misses(name, FORMULAS)}")
     require(dtype in DTYPES and units >= 1, f"a dtype among {', '.join(DTYPES)}, and 1 unit or more; got {dtype!r}.")
     chosen = [name for name in FORMULAS if not names or name in names or name == BASELINE]
     how, used = {"training": training, "compiled": compiled}, plan or Plan(seconds=1.0, least=20, patience=2.0)
+    chosen_device = choose_device(device, 0)
+    check_dtype(dtype, chosen_device)
     with threads_set(threads):
-        check_models([], [dtype])
         if watch is not None:
             watch(f"{len(chosen)} activations")
         runs, reasons = {}, {}
         for name in chosen:
             try:
-                runs[name] = ready(name, units, DTYPES[dtype], **how)
+                run = ready(name, units, DTYPES[dtype], **how, device=chosen_device)
+                runs[name] = repeated(run, chosen_device)
                 runs[name]()
             except Exception as error:  # no compiler, an operator without this dtype
                 reasons[name] = reason_of(error)
                 runs.pop(name, None)
-        seconds = take_turns(runs, used) if runs else {}
+        calls = calls_on(chosen_device)
+        timed = take_turns(runs, used) if runs else {}
+        seconds = {name: [one / calls for one in whole] for name, whole in timed.items()}
         about = {"units": units, "mode": "training" if training else "inference", "dtype": dtype, "compiled": compiled}
+        about |= {"device": str(chosen_device), "calls": calls}
         rows = [row_of(name, seconds, reasons.get(name, ""), used, about) for name in chosen]
     return report(rows, used)
 

@@ -100,7 +100,7 @@ def measure_case(case: Case, conditions: Conditions) -> BenchRow:
     own = open_model(case.model, case, conditions.device)
     found: dict[str, Any] = {"gmacs": gmacs_of(own[0], case.image_size)}
     runs = {"own": ready(*own, case)}
-    if conditions.device.type == "cuda":  # before the peer is there
+    if conditions.device.type == "cuda" and "memory" not in conditions.skip:  # before the peer is there
         peak = cuda_peak(runs["own"], conditions.device)
     if conditions.against is not None:
         runs["peer"] = ready(*open_model(conditions.against, case, conditions.device), case)

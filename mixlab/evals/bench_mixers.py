@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from mixlab.errors import MacsError, MixlabError, require
-from mixlab.evals.bench import Watch, check_models, reason_of, run_all, threads_set
+from mixlab.evals.bench import Watch, reason_of, run_all, threads_set
 from mixlab.evals.bench_case import machine_line
 from mixlab.evals.bench_figures import Curve, scaling_curves
-from mixlab.evals.execution import DTYPES, Run
+from mixlab.evals.execution import DTYPES, Run, check_dtype, wait_for
 from mixlab.evals.mixer_alone import Alone, Entry, count_mixer, estimate_bytes, grid_of, label_of, parse_mixer
 from mixlab.evals.scaling import exponent
 from mixlab.evals.speed import MEBIBYTE, Timing
@@ -32,6 +32,7 @@ class Conditions:
     dim: int = 64
     batch: int = 1
     dtype: str = "float32"
+    device: torch.device = torch.device("cpu")
     plan: Plan = Plan(seconds=2.0, least=5)
     limit_seconds: float = 60.0
     free_bytes: Callable[[], int | None] = lambda: None
@@ -50,6 +51,7 @@ class MixerRow:
     dim: int
     batch: int
     dtype: str
+    device: str
     threads: int
     machine: str
     macs: int | None = None
@@ -111,6 +113,7 @@ def start_row(entry: Entry, length: int, conditions: Conditions) -> MixerRow:
         height=grid.height,
         width=grid.width,
         **{name: getattr(conditions, name) for name in ("dim", "batch", "dtype")},
+        device=str(conditions.device),
         threads=torch.get_num_threads(),
         machine=machine_line(),
     )
@@ -139,15 +142,17 @@ def guard(row: MixerRow, entry: Entry, conditions: Conditions, before: tuple[int
 
 
 def ready(entry: Entry, length: int, conditions: Conditions) -> Run:
-    dtype = DTYPES[conditions.dtype]
+    """One forward pass on the device, which ends when the device is done."""
+    dtype, device = DTYPES[conditions.dtype], conditions.device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = Alone(parse_mixer(entry), conditions.dim, grid_of(length)).eval().to(dtype)
-        tokens = torch.randn(conditions.batch, length, conditions.dim).to(dtype)
+        module = Alone(parse_mixer(entry), conditions.dim, grid_of(length)).eval().to(device, dtype)
+        tokens = torch.randn(conditions.batch, length, conditions.dim).to(device, dtype)
 
     def run() -> None:
         with torch.inference_mode():
             module(tokens)
+        wait_for(device)
 
     return run
 
@@ -177,6 +182,7 @@ def bench_mixers(
     dim: int = 64,
     batch: int = 1,
     dtype: str = "float32",
+    device: str = "cpu",
     threads: int | None = None,
     plan: Plan | None = None,
     limit_seconds: float = 60.0,
@@ -189,6 +195,7 @@ def bench_mixers(
     """
     need("matplotlib.figure")
     from mixlab.training.fits import free_bytes
+    from mixlab.training.processes import choose_device
 
     require(dtype in DTYPES, f"a dtype among {', '.join(DTYPES)}; got {dtype!r}.")
     require(bool(mixers and lengths) and min(dim, batch) >= 1, "mixers, lengths, and a dim and batch of 1 or more.")
@@ -196,17 +203,19 @@ def bench_mixers(
         parse_mixer(mixer)
     for length in lengths:
         grid_of(length)
+    chosen = choose_device(device, 0)
+    check_dtype(dtype, chosen)
     conditions = Conditions(
         lengths=tuple(lengths),
         dim=dim,
         batch=batch,
         dtype=dtype,
+        device=chosen,
         limit_seconds=limit_seconds,
         plan=plan or Conditions.plan,
-        free_bytes=lambda: free_bytes(torch.device("cpu")),
+        free_bytes=lambda: free_bytes(chosen),
     )
     with threads_set(threads):
-        check_models([], [dtype])
         rows, interrupted = run_all(
             list(mixers),
             lambda entry: measure_mixer(entry, conditions),

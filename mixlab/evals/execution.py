@@ -51,8 +51,7 @@ class Execution:
 
     def check(self, device: torch.device) -> None:
         """Raise before arithmetic that would end the process, or for code that cannot be compiled."""
-        if device.type == "cpu":
-            check_cpu_dtype(DTYPES[self.dtype])
+        check_dtype(self.dtype, device)
         if self.compiled:
             require_compiler(device)
 
@@ -82,6 +81,12 @@ class Execution:
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(device.type, DTYPES[self.dtype]) if self.casts else contextlib.nullcontext()
+
+
+def check_dtype(dtype: str, device: torch.device) -> None:
+    """Raise before arithmetic that a device cannot do, or that would end the process."""
+    if device.type == "cpu":
+        check_cpu_dtype(DTYPES[dtype])
 
 
 def build_optimiser(name: str, model: nn.Module) -> torch.optim.Optimizer | None:
@@ -136,6 +141,8 @@ def random_images(model: nn.Module, batch: int, height: int, width: int, in_chan
 
 
 def wait_for(device: torch.device) -> None:
-    """Until an accelerator has done what it was told."""
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
+    """Block until this accelerator has finished all the work that it was given."""
+    if device.type == "mps":  # there is one only
+        torch.mps.synchronize()
+    elif device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)

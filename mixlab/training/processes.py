@@ -87,6 +87,7 @@ def start_group(rank: int, world: int, device: torch.device) -> None:
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
+    """The device with this name, or an error if this machine does not have it; "auto" is CUDA, else the CPU."""
     if name != "auto":
         try:
             device = torch.device(name)
@@ -94,5 +95,10 @@ def choose_device(name: str, local_rank: int) -> torch.device:
             raise TrainingError(f"Unknown device {name!r}: use cpu, cuda, cuda:1, mps or auto.") from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise TrainingError(f"Device {name!r} was asked for, but this PyTorch sees no CUDA device. Use cpu.")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            raise TrainingError(f"Device {name!r} was asked for, but the last of {count} is cuda:{count - 1}.")
+        if device.type == "mps" and not torch.backends.mps.is_available():
+            raise TrainingError(f"Device {name!r} was asked for, but this PyTorch sees no MPS device. Use cpu.")
         return torch.device("cuda", local_rank) if device.type == "cuda" and device.index is None else device
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")

@@ -80,7 +80,6 @@ def test_what_cannot_run_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatc
             raise PrecisionError("bf16 arithmetic ends the process")
         return True
 
-    monkeypatch.setattr(bench_module, "check_cpu_dtype", trap)
     monkeypatch.setattr("mixlab.evals.execution.check_cpu_dtype", trap)
     monkeypatch.setattr("mixlab.evals.execution.has_compiler", lambda: False)
     rows = quick(["caformer_pico"], dtypes=["bfloat16", "float32"], compiled=True)
@@ -235,3 +234,15 @@ def test_whole_tasks_need_a_known_backbone_and_are_not_trained() -> None:
 def test_memory_of_a_whole_task_is_that_of_a_child() -> None:
     (row,) = quick(["linear:convformer_pico"], skip=[])
     assert row["peak_mb"] > 1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("skip", "peak"), [((), 12.5), (("memory",), None)])
+def test_a_gpu_has_a_peak_of_memory_unless_it_is_skipped(
+    skip: tuple[str, ...], peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_cpu = open_subject("caformer_pico", image_size=32).model
+    monkeypatch.setattr(bench_case, "open_model", lambda *_: (on_cpu, None))
+    monkeypatch.setattr(bench_case, "cuda_peak", lambda *_: 12.5)
+    case = Case(model="caformer_pico", image_size=(32, 32), batch=2, execution=Execution())
+    row = bench_case.measure_case(case, Conditions(device=torch.device("cuda", 0), plan=QUICK, skip=skip))
+    assert (row.device, row.peak_mb) == ("cuda:0", peak)

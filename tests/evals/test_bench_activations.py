@@ -2,7 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mixlab.errors import ConfigError, MacsError
+from mixlab.errors import ConfigError, MacsError, TrainingError
+from mixlab.evals import bench_activations as module
 from mixlab.evals.bench_activations import (
     BASELINE,
     FORMULAS,
@@ -11,6 +12,7 @@ from mixlab.evals.bench_activations import (
     flops_per_unit,
     gelu_equation_9,
 )
+from mixlab.evals.execution import Run
 from mixlab.evals.turns import Plan
 
 QUICK = Plan(seconds=0.01, least=2, most=2, warmup=1)
@@ -76,3 +78,41 @@ def test_without_a_compiler_every_row_says_so(monkeypatch: pytest.MonkeyPatch) -
 def test_an_unknown_activation_is_an_error() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'StarReLU'"):
         bench_activations(["StarRelu"])
+
+
+def test_activations_run_on_the_device_and_wait_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    devices: list[str] = []
+
+    def relu(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        devices.extend(tensor.device.type for tensor in (x, scale, bias))
+        return torch.relu(x)
+
+    def once(runs: dict[str, Run], plan: Plan) -> dict[str, list[float]]:
+        waited.clear()
+        devices.clear()
+        runs["ReLU"]()
+        return {name: [2.0, 4.0] for name in runs}
+
+    monkeypatch.setitem(module.FORMULAS, "ReLU", module.Formula("Equation 7", relu))
+    monkeypatch.setattr(module, "flops_per_unit", lambda name: 1)
+    monkeypatch.setattr(module, "wait_for", waited.append)
+    monkeypatch.setattr(module, "take_turns", once)
+    found, _ = bench_activations(["ReLU"], units=64, device="meta")
+    row = found.data["rows"][0]
+    assert (row["activation"], row["device"], row["calls"]) == ("ReLU", "meta", module.CALLS)
+    assert waited == [torch.device("meta")]
+    assert devices == ["meta"] * 3 * module.CALLS
+    assert row["best_ms"] == pytest.approx(2e3 / module.CALLS)
+
+
+def test_a_timed_run_on_a_cpu_is_one_call() -> None:
+    found, _ = bench_activations(["ReLU"], units=64, plan=QUICK)
+    assert {(row["device"], row["calls"]) for row in found.data["rows"]} == {("cpu", 1)}
+
+
+def test_the_device_of_activations_is_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module, "take_turns", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(TrainingError, match="no CUDA device"):
+        bench_activations(device="cuda")

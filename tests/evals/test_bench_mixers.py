@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mixlab.errors import ConfigError
+from mixlab.errors import ConfigError, PrecisionError, TrainingError
 from mixlab.evals import bench_mixers as module
 from mixlab.evals.bench_mixers import Conditions, bench_mixers, guard, measure_mixer, scalings, start_row
 from mixlab.evals.mixer_alone import Alone, count_mixer, estimate_bytes, grid_of, label_of, parse_mixer
@@ -149,3 +149,36 @@ def test_ctrl_c_keeps_the_mixers_that_are_done(monkeypatch: pytest.MonkeyPatch) 
 def test_wrong_words_are_errors(mixers: list[str], words: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         bench_mixers(mixers, **words)  # type: ignore[arg-type]
+
+
+def test_mixers_run_on_the_device_and_wait_for_it_after_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    devices: list[str] = []
+    forward = Alone.forward
+
+    def remember(self: Alone, tokens: torch.Tensor) -> torch.Tensor:
+        devices.extend(tensor.device.type for tensor in (tokens, *self.parameters()))
+        return forward(self, tokens)
+
+    monkeypatch.setattr(Alone, "forward", remember)
+    monkeypatch.setattr(module, "wait_for", waited.append)
+    (row,) = measure_mixer("sepconv", Conditions(lengths=(16,), dim=8, device=torch.device("meta"), plan=QUICK))
+    assert (row.device, row.reason, set(devices)) == ("meta", "", {"meta"})
+    assert waited == [torch.device("meta")] * (1 + QUICK.warmup + row.repeats)
+
+
+def test_the_device_of_mixers_is_checked_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module, "measure_mixer", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(TrainingError, match="no CUDA device"):
+        bench_mixers(["pool"], device="cuda")
+
+
+def test_a_dtype_that_ends_the_process_is_an_error_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trap(dtype: torch.dtype) -> bool:
+        raise PrecisionError(f"{dtype} ends the process")
+
+    monkeypatch.setattr("mixlab.evals.execution.check_cpu_dtype", trap)
+    monkeypatch.setattr(module, "measure_mixer", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(PrecisionError, match="bfloat16 ends the process"):
+        bench_mixers(["pool"], dtype="bfloat16")

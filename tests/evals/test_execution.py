@@ -60,3 +60,18 @@ def test_compiling_without_a_compiler_is_an_error(monkeypatch: pytest.MonkeyPatc
         Execution(compiled=True).check(torch.device("cpu"))
     with pytest.raises(CompileError, match="C\\+\\+ compiler"):
         execution.compile_model(torch.nn.Linear(2, 2))
+
+
+def test_waiting_is_for_the_device_that_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    execution.wait_for(torch.device("cuda:1"))
+    execution.wait_for(torch.device("cpu"))
+    assert waited == [torch.device("cuda:1")]
+
+
+def test_waiting_for_mps_names_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    execution.wait_for(torch.device("mps"))
+    assert waited == ["mps"]
