@@ -97,7 +97,7 @@ def add_model_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--sizes", nargs="+", default=None, help="images: a side, or HEIGHTxWIDTH; default: 224")
     add("--batches", nargs="+", type=int, default=None, help="default: 1 8; of --mixers: 1")
-    add("--dtypes", nargs="+", default=None, help="float32, bfloat16, float16, float64; default: float32")
+    add("--dtypes", nargs="+", default=None, help="float32, tf32, bfloat16, float16, float64; default: float32")
     add("--training", action="store_true", help="also a training step: forward and backward")
     add("--optimiser", default=None, choices=["none", "adamw", "lamb", "sgd"], help="of the training step")
     add("--compile", action="store_true", help="also compiled, with the time that compiling takes")

@@ -195,6 +195,8 @@ def bench_activations(
     require(dtype in DTYPES and units >= 1, f"a dtype among {', '.join(DTYPES)}, and 1 unit or more; got {dtype!r}.")
     chosen = [name for name in FORMULAS if not names or name in names or name == BASELINE]
     how, used = {"training": training, "compiled": compiled}, plan or Plan(seconds=1.0, least=20, patience=2.0)
+    if dtype == "tf32":
+        raise ConfigError("tf32 is of matrix products, and activations have no products of matrices: take float32.")
     chosen_device = choose_device(device, 0)
     check_dtype(dtype, chosen_device)
     with threads_set(threads):

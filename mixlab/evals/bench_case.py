@@ -11,7 +11,7 @@ from torch import nn
 from mixlab.backbone import Backbone
 from mixlab.errors import MacsError, MixlabError, require
 from mixlab.evals.compile_time import compile_time
-from mixlab.evals.execution import Execution, Run
+from mixlab.evals.execution import Execution, Run, products_of
 from mixlab.evals.macs import macs
 from mixlab.evals.speed import MEBIBYTE, Timing, peak_memory_mb
 from mixlab.evals.subjects import open_subject
@@ -96,6 +96,11 @@ class BenchRow:
 def measure_case(case: Case, conditions: Conditions) -> BenchRow:
     """The costs of one case. Memory comes first, in a process of its own: what does not fit dies there, not here."""
     case.execution.check(conditions.device)
+    with products_of(case.execution.dtype, conditions.device):
+        return measure_checked(case, conditions)
+
+
+def measure_checked(case: Case, conditions: Conditions) -> BenchRow:
     peak = peak_of(case, conditions)
     own = open_model(case.model, case, conditions.device)
     found: dict[str, Any] = {"gmacs": gmacs_of(own[0], case.image_size)}

@@ -11,7 +11,7 @@ from mixlab.errors import MacsError, MixlabError, require
 from mixlab.evals.bench import Watch, reason_of, run_all, threads_set
 from mixlab.evals.bench_case import machine_line
 from mixlab.evals.bench_figures import Curve, scaling_curves
-from mixlab.evals.execution import DTYPES, Run, check_dtype, wait_for
+from mixlab.evals.execution import DTYPES, Run, check_dtype, products_of, wait_for
 from mixlab.evals.mixer_alone import Alone, Entry, count_mixer, estimate_bytes, grid_of, label_of, parse_mixer
 from mixlab.evals.scaling import exponent
 from mixlab.evals.speed import MEBIBYTE, Timing
@@ -215,7 +215,7 @@ def bench_mixers(
         plan=plan or Conditions.plan,
         free_bytes=lambda: free_bytes(chosen),
     )
-    with threads_set(threads):
+    with threads_set(threads), products_of(dtype, chosen):
         rows, interrupted = run_all(
             list(mixers),
             lambda entry: measure_mixer(entry, conditions),

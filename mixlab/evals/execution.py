@@ -12,10 +12,17 @@ from mixlab.backbone import Backbone
 from mixlab.deploy.compile import compile_blocks, has_compiler
 from mixlab.errors import CompileError, ConfigError, near_misses
 from mixlab.guards import check_cpu_dtype
+from mixlab.tf32 import check_tf32, tf32_set
 
 Run = Callable[[], object]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "tf32": torch.float32,  # with the products in TF32
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMISERS = ("none", "adamw", "lamb", "sgd")
 RATE = 1e-7  # of optimisers: what is measured must not move the weights anywhere
@@ -85,8 +92,17 @@ class Execution:
 
 def check_dtype(dtype: str, device: torch.device) -> None:
     """Raise before arithmetic that a device cannot do, or that would end the process."""
-    if device.type == "cpu":
+    if dtype == "tf32":
+        check_tf32(device)
+    elif device.type == "cpu":
         check_cpu_dtype(DTYPES[dtype])
+
+
+def products_of(dtype: str, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """On CUDA, TF32 for the dtype tf32 and none for float32, whatever PyTorch is set to outside."""
+    if device.type != "cuda" or dtype not in ("float32", "tf32"):
+        return contextlib.nullcontext()
+    return tf32_set(dtype == "tf32")
 
 
 def build_optimiser(name: str, model: nn.Module) -> torch.optim.Optimizer | None:

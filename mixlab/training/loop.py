@@ -24,7 +24,7 @@ from mixlab.training.processes import Processes
 from mixlab.training.recipe import Recipe
 from mixlab.training.sharding import Wrapped, gather, restore, whole, wrap
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "float16": torch.float16}
 Metrics = dict[str, float]
 
 

@@ -202,7 +202,7 @@ class Recipe:
     image_size: int | None = None
     eval_crop: float | None = None
     eval_image_size: int | None = None
-    precision: Literal["float32", "bf16", "float16"] = "float32"
+    precision: Literal["float32", "tf32", "bf16", "float16"] = "float32"
     ema_decay: float | None = None
     drop_path: float | None = None
     drop_path_schedule: Literal["ramp", "constant"] | None = None

@@ -1,5 +1,6 @@
 """A whole run from names: model, data and recipe in; a folder with weights, metrics and all settings out."""
 
+import contextlib
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from mixlab.errors import ConfigError, DataError, TrainingError, require
 from mixlab.files import write_whole
 from mixlab.guards import check_cpu_dtype, return_freed_memory
 from mixlab.tasks.classification import Classification, accuracy
+from mixlab.tf32 import check_tf32, tf32_set
 from mixlab.training.checkpoint import has_state
 from mixlab.training.fits import micro_batch
 from mixlab.training.loop import DTYPES, Callback, Metrics, Task, Trainer
@@ -354,9 +356,11 @@ class Preparation:
         )
         if self.resumed and has_state(self.folder):
             trainer.resume()
-        with explain_dead_workers():
-            trainer.fit()
-        return self.finish(trainer)
+        products = tf32_set(True) if self.recipe.precision == "tf32" else contextlib.nullcontext()
+        with products:
+            with explain_dead_workers():
+                trainer.fit()
+            return self.finish(trainer)
 
     def write_config(self) -> None:
         if self.resumed or not self.processes.first:
@@ -400,5 +404,7 @@ def uses_dropout(model: str) -> bool:
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Before any other arithmetic: later, nothing can be done about a CPU that traps on it."""
-    if device.type == "cpu":
+    if precision == "tf32":
+        check_tf32(device)
+    elif device.type == "cpu":
         check_cpu_dtype(DTYPES[precision])

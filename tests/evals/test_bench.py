@@ -246,3 +246,29 @@ def test_a_gpu_has_a_peak_of_memory_unless_it_is_skipped(
     case = Case(model="caformer_pico", image_size=(32, 32), batch=2, execution=Execution())
     row = bench_case.measure_case(case, Conditions(device=torch.device("cuda", 0), plan=QUICK, skip=skip))
     assert (row.device, row.peak_mb) == ("cuda:0", peak)
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("tf32", True), ("float32", False)])
+def test_products_are_tf32_only_in_rows_that_say_so(dtype: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool]] = []
+    on_cpu = open_subject("caformer_pico", image_size=32).model
+
+    def measure(runs: dict[str, object], plan: Plan) -> dict[str, list[float]]:
+        seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return {"own": [1.0]}
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(bench_case, "open_model", lambda *_: (on_cpu, None))
+    monkeypatch.setattr(bench_case, "take_turns", measure)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    case = Case(model="caformer_pico", image_size=(32, 32), batch=2, execution=Execution(dtype=dtype))
+    bench_case.measure_case(case, Conditions(device=torch.device("cuda", 0), plan=QUICK, skip=("memory",)))
+    assert seen == [(allowed, allowed)]
+    assert before == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    assert {parameter.dtype for parameter in on_cpu.parameters()} == {torch.float32}
+
+
+def test_a_cpu_says_that_it_has_no_tf32() -> None:
+    plain, tf32 = quick(["caformer_pico"], dtypes=["float32", "tf32"])
+    assert (plain["reason"], tf32["images_per_second"]) == ("", None)
+    assert "tf32 is arithmetic of NVIDIA GPUs" in str(tf32["reason"])

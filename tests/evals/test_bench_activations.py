@@ -116,3 +116,8 @@ def test_the_device_of_activations_is_checked_before_anything_runs(monkeypatch: 
     monkeypatch.setattr(module, "take_turns", lambda *_: pytest.fail("it ran"))
     with pytest.raises(TrainingError, match="no CUDA device"):
         bench_activations(device="cuda")
+
+
+def test_activations_have_no_products_that_could_be_tf32() -> None:
+    with pytest.raises(ConfigError, match="no products"):
+        bench_activations(["ReLU"], units=64, dtype="tf32")

@@ -182,3 +182,24 @@ def test_a_dtype_that_ends_the_process_is_an_error_before_anything_runs(monkeypa
     monkeypatch.setattr(module, "measure_mixer", lambda *_: pytest.fail("it ran"))
     with pytest.raises(PrecisionError, match="bfloat16 ends the process"):
         bench_mixers(["pool"], dtype="bfloat16")
+
+
+def test_mixers_in_tf32_need_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measure_mixer", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(PrecisionError, match="this device is cpu"):
+        bench_mixers(["pool"], dtype="tf32")
+
+
+def test_mixers_are_timed_with_tf32_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr("mixlab.evals.execution.check_tf32", lambda device: None)
+    monkeypatch.setattr("mixlab.training.processes.choose_device", lambda name, rank: torch.device("cuda", 0))
+
+    def measure(entry: object, conditions: Conditions) -> list[object]:
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
+        return [start_row(entry, 16, conditions)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "measure_mixer", measure)
+    bench_mixers(["pool"], lengths=[16], dim=8, dtype="tf32", device="cuda")
+    bench_mixers(["pool"], lengths=[16], dim=8, dtype="float32", device="cuda")
+    assert seen == [True, False]
