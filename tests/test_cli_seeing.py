@@ -67,3 +67,10 @@ def test_errors_come_before_the_work(data: Path, tmp_path: Path) -> None:
         run("erf", "sequencer2d_pico", "--images", str(tmp_path / "none.png"))
     with pytest.raises(ConfigError, match="such as 384x256"):
         run("resolution", "vil_pico", str(data), "--sizes", "big")
+
+
+def test_erf_at_a_module_of_timm(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("erf", "timm:test_resnet", "--data", str(data), "--at", "layer1.0", "--image-size", "32", "--json")
+    assert [row[1:3] for row in json.loads(capsys.readouterr().out)["table"]] == [["layer1.0", "8x8"]]
+    with pytest.raises(ConfigError, match=r"no module 'layer1\.7'.*'layer1\.0'"):
+        run("erf", "timm:test_resnet", "--data", str(data), "--at", "layer1.7")

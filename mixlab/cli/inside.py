@@ -104,7 +104,11 @@ def look_parser() -> ArgumentParser:
         default=None,
         help="gradcam, gradients, attention, gates, features; default: gradcam and what the model can explain",
     )
-    parser.add_argument("--block", default=None, help="single heads or channels of a place, such as stages.3.blocks.0")
+    parser.add_argument(
+        "--block",
+        default=None,
+        help="single heads or channels of a place, such as stages.3.blocks.0 (layer4.2 of timm:resnet50)",
+    )
     parser.add_argument("--target", default=None, help="a class by name or number; default: what the model says")
     parser.add_argument("--query", default=None, help="whose attention: DOWN,RIGHT as shares, such as 0.5,0.5")
     parser.add_argument("--steps", type=int, default=50, help="of integrated gradients")

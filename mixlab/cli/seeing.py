@@ -29,7 +29,8 @@ def erf_parser() -> ArgumentParser:
         "--at",
         nargs="+",
         default=["last"],
-        help="last, all-stages, all-blocks, first-and-last, or names such as stages.0.blocks.1",
+        help="first, last, all-stages, all-blocks, first-and-last, or names such as stages.0.blocks.1; of a timm "
+        "model any of its modules, such as layer1.0 of a ResNet",
     )
     parser.add_argument("--part", default="positive", choices=PARTS, help="of the gradient; the paper's is positive")
     parser.add_argument("--scale", default="together", choices=list(SCALES), help="which pictures share their colours")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mixlab.backbone import Backbone
 from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError, ImageError, near_misses, require
+from mixlab.evals import timm_places
 
 Maps = Callable[[Tensor], Mapping[str, Tensor]]
 Part = Literal["positive", "absolute"]
@@ -160,20 +161,37 @@ def cross_of(contribution: Tensor, rows: Tensor, columns: Tensor) -> float | Non
 
 
 def find_places(model: nn.Module, names: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Names of intermediates, or groups of them: last, all-stages, all-blocks, first-and-last.
+    """Names of intermediates, or groups of them: first, last, all-stages, all-blocks, first-and-last.
 
-    A stage is a map of the pyramid; for models of timm, stages and blocks are all the maps that timm gives.
+    A stage is a map of the pyramid, of a model of timm a feature map behind the stem. `first` is the first block;
+    `last` is the last place of a Mixlab model, and the last block of a model of timm.
     """
-    blocks = [name for name in names if ".blocks." in name] or list(names)
-    stages = list(names)
-    if isinstance(model, Backbone):
-        stages = [name for name in names if ".blocks." not in name and not name.endswith("stem")]
-        if model.config.taps and not isinstance(model, Ensemble):
-            stages = list(dict.fromkeys(model.pyramid_names))
-    groups = {"last": names[-1:], "all-stages": stages, "all-blocks": blocks, "first-and-last": [blocks[0], blocks[-1]]}
+    stages, blocks, last = places_of_backbone(model, names) if isinstance(model, Backbone) else places_of_timm(model)
+    groups = {"first": blocks[:1], "last": last, "all-stages": stages, "all-blocks": blocks}
+    groups["first-and-last"] = [*blocks[:1], *blocks[-1:]]
     found: list[str] = []
     for name in wanted:
-        if name not in groups and name not in names:
+        if name in groups:
+            require(bool(groups[name]), f"the name of a module: the blocks of {type(model).__name__} are not known.")
+        elif not isinstance(model, Backbone):
+            timm_places.check_module(model, name, groups)
+        elif name not in names:
             raise ConfigError(f"The model has no intermediate {name!r}. {near_misses(name, [*names, *groups])}")
         found += groups.get(name, [name])
     return list(dict.fromkeys(found))
+
+
+def places_of_backbone(model: Backbone, names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Stages, blocks and the last place."""
+    blocks = [name for name in names if ".blocks." in name] or list(names)
+    stages = [name for name in names if ".blocks." not in name and not name.endswith("stem")]
+    if model.config.taps and not isinstance(model, Ensemble):
+        stages = list(dict.fromkeys(model.pyramid_names))
+    return stages, blocks, list(names[-1:])
+
+
+def places_of_timm(model: nn.Module) -> tuple[list[str], list[str], list[str]]:
+    """Stages, blocks and the last block; one kind stands for the other where a model has only one of them."""
+    stages = timm_places.stage_names(model)
+    blocks = timm_places.block_names(model) or stages
+    return stages or blocks, blocks, blocks[-1:]

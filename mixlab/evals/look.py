@@ -12,6 +12,7 @@ from mixlab.backbone import Backbone
 from mixlab.data.images import decode
 from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError, near_misses, require
+from mixlab.evals import timm_places
 from mixlab.evals.accuracy import image_paths
 from mixlab.evals.kernels import short
 from mixlab.evals.maps import ATTENTION, GATES, Place, attention_maps, directions, feature_maps, gate_maps
@@ -252,7 +253,7 @@ def feature_sheet(source: Subject, seen: Seen, request: Request) -> list[list[Pa
 def stage_names(source: Subject) -> list[str]:
     """The places behind the maps of the pyramid, and those of the last co-scale block."""
     if not isinstance(source.model, Backbone):
-        return list(source.intermediate_names)
+        return timm_places.feature_names(source.model) or timm_places.block_names(source.model)
     last = source.intermediate_names[-1].rpartition(".")[0] + "."
     parallel = [name for name in source.intermediate_names if name.startswith("coscale.") and name.startswith(last)]
     return [*dict.fromkeys(source.model.pyramid_names), *parallel]

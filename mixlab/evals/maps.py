@@ -94,9 +94,7 @@ def directions(source: Source) -> dict[str, str]:
 
 def feature_maps(source: Subject, images: Tensor, name: str) -> Tensor:
     """The output of a named place, (B, C, H, W)."""
-    if name not in source.intermediate_names:
-        known = source.intermediate_names
-        raise ConfigError(f"{source.name!r} has no intermediate {name!r}. {near_misses(name, known)}")
+    source.check_intermediate(name)
     return source.intermediates(images, [name])[name].detach()
 
 

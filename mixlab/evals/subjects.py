@@ -21,6 +21,7 @@ from mixlab.backbone import Backbone
 from mixlab.config import Preprocessing, parse_image_size
 from mixlab.data.transforms import Transform, eval_transform
 from mixlab.errors import ConfigError, ImageError, WeightsError, near_misses
+from mixlab.evals.timm_places import check_module, maps_at, place_names
 from mixlab.zoo import create_model, list_models
 
 TIMM = "timm:"
@@ -48,28 +49,29 @@ class Subject:
 
     @property
     def intermediate_names(self) -> tuple[str, ...]:
-        """Places whose output `intermediates` can give, from the image to the head."""
+        """Places whose output `intermediates` can give, from the image to the head.
+
+        Of a model of timm these are its stages and blocks; `intermediates` takes the name of any of its modules.
+        """
         if isinstance(self.model, Backbone):
             return self.model.intermediate_names
-        return tuple(f"stages.{index}" for index in range(len(timm_features(self.model))))
+        return tuple(place_names(self.model))
+
+    def check_intermediate(self, name: str) -> None:
+        """Raise a ConfigError with near misses if the model has no place of this name."""
+        if not isinstance(self.model, Backbone):
+            check_module(self.model, name)
+        elif name not in self.intermediate_names:
+            raise ConfigError(
+                f"{self.name!r} has no intermediate {name!r}. {near_misses(name, self.intermediate_names)}"
+            )
 
     def intermediates(self, images: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
         """NCHW maps behind named places; gradients reach the images."""
         wanted = list(names)
         if isinstance(self.model, Backbone):
             return self.model.intermediates(images, wanted)
-        for name in wanted:
-            if name not in self.intermediate_names:
-                raise ConfigError(
-                    f"{self.name!r} has no intermediate {name!r}. {near_misses(name, self.intermediate_names)}"
-                )
-        places = [int(name.rpartition(".")[2]) for name in wanted]
-        ordered = sorted(set(places))
-        found = self.model.forward_intermediates(  # type: ignore[operator]
-            images, indices=ordered, intermediates_only=True, output_fmt="NCHW"
-        )
-        by_place = dict(zip(ordered, found, strict=True))
-        return {name: by_place[place] for name, place in zip(wanted, places, strict=True)}
+        return maps_at(self.model, images, wanted)
 
     def to(self, device: torch.device | str) -> "Subject":
         self.model.to(device)

@@ -218,7 +218,9 @@ def test_groups_of_places() -> None:
     assert len(places(sequencer, "all-blocks")) == 5
     assert places(vil, "all-stages") == list(vil.model.pyramid_names)  # type: ignore[arg-type]
     assert places(vil, "first-and-last") == ["stages.0.blocks.0", "stages.0.blocks.5"]
-    assert places(resnet, "all-stages") == [f"stages.{index}" for index in range(5)]
+    assert places(sequencer, "first") == ["stages.0.blocks.0"]
+    assert places(resnet, "all-stages") == [f"layer{index}" for index in range(1, 5)]
+    assert places(resnet, "first", "last", "layer1.0.conv1") == ["layer1.0", "layer4.1", "layer1.0.conv1"]
     with pytest.raises(ConfigError, match=r"no intermediate 'stages.9'.*stages\.3"):
         places(sequencer, "stages.9")
 
@@ -238,8 +240,8 @@ def test_a_row_for_each_model_and_place(found: tuple[Finding, dict[str, Any]]) -
     assert [row[:3] for row in rows] == [
         ("sequencer2d_pico", "stages.0.blocks.0", "16x16"),
         ("sequencer2d_pico", "stages.3.blocks.0", "8x8"),
-        ("timm:resnet18", "stages.0", "32x32"),
-        ("timm:resnet18", "stages.4", "2x2"),
+        ("timm:resnet18", "layer1.0", "16x16"),
+        ("timm:resnet18", "layer4.1", "2x2"),
     ]
     assert told.settings["images"] == 3
     assert all(0 < row[3] <= row[4] <= row[5] <= 100 for row in rows)
