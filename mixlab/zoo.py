@@ -19,6 +19,7 @@ from mixlab.errors import ConfigError, near_misses
 from mixlab.released import fetch, find_release, is_released
 
 FILE_KEYS = ("paper", "defaults", "groups", "models")
+DETECTION = "detection"  # key of a row: the options that its paper changes where the model is a detector's backbone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,13 @@ def model_config(name: str, **overrides: Any) -> ModelConfig:
     ensemble = ensemble_row(name)
     if ensemble is not None:
         raise ConfigError(f"{name!r} is an ensemble: its members {', '.join(ensemble.members)} have configs.")
-    return configure(copy.deepcopy(rows()[name]), overrides)
+    return configure({key: entry for key, entry in copy.deepcopy(rows()[name]).items() if key != DETECTION}, overrides)
+
+
+def detection_options(name: str) -> dict[str, Any]:
+    """Options of `create_model` with which the paper of a named model builds it as the backbone of a detector."""
+    found: dict[str, Any] = copy.deepcopy(rows().get(name, {}).get(DETECTION, {}))
+    return found
 
 
 def configure(row: Mapping[str, Any], overrides: Mapping[str, Any]) -> ModelConfig:

@@ -1,5 +1,6 @@
 """The backbone that a segmenter or detector is built on."""
 
+import warnings
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -12,11 +13,20 @@ from mixlab.zoo import create_model
 
 
 def backbone_for(
-    what: str, backbone: str | Backbone, options: Mapping[str, Any] | None, weights: str | PathLike[str] | None
+    what: str,
+    backbone: str | Backbone,
+    options: Mapping[str, Any] | None,
+    weights: str | PathLike[str] | None,
+    *,
+    usual: Mapping[str, Any] | None = None,
 ) -> Backbone:
-    """A new one by name, or the one that is given; without a classifier, and with the weights of a file."""
+    """A new one by name, or the one that is given; without a classifier, and with the weights of a file.
+
+    `usual` options hold for a named backbone unless `options` say otherwise.
+    """
+    unasked = {key: value for key, value in (usual or {}).items() if key not in (options or {})}
     if isinstance(backbone, str):
-        backbone = create_model(backbone, **{**(options or {}), "num_classes": 0})
+        backbone = create_model(backbone, **{**unasked, **(options or {}), "num_classes": 0})
     elif options:
         raise ConfigError("backbone_options change a named backbone; this one is built. Build it with them.")
     if not isinstance(backbone, Backbone) or isinstance(backbone, Ensemble):
@@ -24,5 +34,8 @@ def backbone_for(
     if weights is not None:
         if backbone.config.num_classes:
             backbone.reset_classifier(0)
-        load_weights(backbone, weights, replace_classifier=True)
+        with warnings.catch_warnings():
+            if unasked:  # the published way: weights of the classifier in a backbone that differs in just these
+                warnings.filterwarnings("ignore", f".* with other {', '.join(unasked)}; ")
+            load_weights(backbone, weights, replace_classifier=True)
     return backbone

@@ -10,6 +10,7 @@ from mixlab.choices import make, plain
 from mixlab.dense.backbones import backbone_for
 from mixlab.dense.base import DenseModel
 from mixlab.errors import require
+from mixlab.zoo import detection_options
 
 Kind = Literal["mask_rcnn", "cascade_mask_rcnn", "deformable_detr"]
 LEVELS = 5  # maps that have anchors: strides 4 to 64
@@ -107,10 +108,12 @@ def create_detector(
     """A detector on a named backbone, or on one that is there already (it becomes part of the detector).
 
     `num_classes` does not count the background. `weights` is a file for the backbone, such as one trained to classify.
-    `backbone_options` go to `create_model`, `options` are fields of `DetectorConfig`.
+    `backbone_options` go to `create_model`, `options` are fields of `DetectorConfig`. A named backbone is built as its
+    paper builds it for detection: attention of CAFormer is in sliding windows unless `backbone_options` has `mixers`.
     """
     config = DetectorConfig.parse({"num_classes": num_classes, "kind": kind, **options})
-    own = backbone_for("detector", backbone, backbone_options, weights)
+    usual = detection_options(backbone) if isinstance(backbone, str) else None
+    own = backbone_for("detector", backbone, backbone_options, weights, usual=usual)
     return build_detector(own, config)
 
 

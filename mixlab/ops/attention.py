@@ -104,6 +104,8 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, grid: Grid, wind
 
     Queries are cut into square tiles; the keys of a tile are the tile and half a window around it.
     """
+    if query.is_meta:
+        return window_attention_shape(query, key, value, grid, window)
     reach, tile = window // 2, (window + 1) // 2
     if reach >= max(grid.height, grid.width) - 1:
         return F.scaled_dot_product_attention(query, key, value)
@@ -119,6 +121,18 @@ def window_attention(query: Tensor, key: Tensor, value: Tensor, grid: Grid, wind
         mask = F.pad(mask, (grid.prefix, 0), value=True)
     mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
     image = join_tiles(mixed, grid, tiles, tile, query.shape[:2])
+    if not grid.prefix:
+        return image
+    return torch.cat([F.scaled_dot_product_attention(query[:, :, : grid.prefix], key, value), image], 2)
+
+
+def window_attention_shape(query: Tensor, key: Tensor, value: Tensor, grid: Grid, window: int) -> Tensor:
+    """Window attention without data, for counting: each query meets as many keys as its window has, and no tiles.
+
+    Windows at the border of the image count in full, as they do in MetaFormer's Table 9.
+    """
+    seen = min(window, grid.height) * min(window, grid.width) + grid.prefix
+    image = F.scaled_dot_product_attention(query[:, :, grid.prefix :], key[:, :, :seen], value[:, :, :seen])
     if not grid.prefix:
         return image
     return torch.cat([F.scaled_dot_product_attention(query[:, :, : grid.prefix], key, value), image], 2)

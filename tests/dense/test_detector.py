@@ -1,5 +1,7 @@
 import copy
 import json
+import warnings
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -307,3 +309,47 @@ def test_macs_of_whole_detectors_are_the_papers(kind: Any, expected: float) -> N
     with torch.device("meta"):
         whole = create_detector("convformer_s18", kind, num_classes=80)
     assert mixlab.macs(whole, (800, 1280)) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "backbone", "expected"),
+    [
+        ("mask_rcnn", "caformer_s18", 254),
+        ("cascade_mask_rcnn", "caformer_s18", 733),
+        ("cascade_mask_rcnn", "caformer_s36", 811),
+        ("cascade_mask_rcnn", "caformer_m36", 920),
+    ],
+)
+def test_caformer_detects_with_windows_that_cost_what_the_paper_says(kind: Any, backbone: str, expected: int) -> None:
+    """MetaFormer, Table 9."""
+    with torch.device("meta"):
+        whole = create_detector(backbone, kind, num_classes=80)
+    assert mixlab.macs(whole, (800, 1280)) / 1e9 == pytest.approx(expected, abs=0.75)
+
+
+def test_a_detector_has_the_mixers_of_its_paper_unless_others_are_asked_for() -> None:
+    """MetaFormer, section 3.2: sliding windows, because of the large images."""
+    assert mixers_of(small(backbone="caformer_pico")) == ["sepconv", "sepconv", "window_attention", "window_attention"]
+    options = {"backbone_options": {"mixers": ["sepconv", "pool", "pool", "attention"]}}
+    assert mixers_of(small(backbone="caformer_pico", **options)) == ["sepconv", "pool", "pool", "attention"]
+    assert mixers_of(small(backbone="caformer_pico", backbone_options={"drop_path": 0.1}))[3] == "window_attention"
+    assert mixers_of(small(backbone="convformer_pico")) == ["sepconv"] * 4
+    built = mixlab.create_model("caformer_pico")
+    assert mixers_of(small(backbone=built))[3] == "attention"  # type: ignore[arg-type]
+
+
+def mixers_of(detector: RegionDetector) -> list[str]:
+    return [choice.name for choice in detector.backbone.config.mixers]
+
+
+def test_weights_of_a_classifier_with_global_attention_fill_windows_without_a_warning(tmp_path: Path) -> None:
+    classifier = mixlab.create_model("caformer_pico")
+    mixlab.save_weights(classifier, tmp_path / "classifier.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        detector = small(backbone="caformer_pico", weights=tmp_path / "classifier.safetensors")
+    ours, theirs = detector.backbone.state_dict(), classifier.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.startswith("head."))
+    options = {"backbone_options": {"mixers": ["sepconv", "sepconv", "window_attention", "attention"]}}
+    with pytest.warns(UserWarning, match="other mixers"):
+        small(backbone="caformer_pico", weights=tmp_path / "classifier.safetensors", **options)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mixlab.backbone import Backbone
 from mixlab.errors import ConfigError, MixlabError, PrecisionError
 from mixlab.evals import bench as bench_module
 from mixlab.evals import bench_case
@@ -14,6 +15,7 @@ from mixlab.evals.compile_time import CompileTime
 from mixlab.evals.execution import Execution
 from mixlab.evals.subjects import Subject, open_subject
 from mixlab.evals.turns import Plan
+from mixlab.evals.whole_task import whole_task
 from mixlab.report.findings import read_finding, write_finding
 
 QUICK = Plan(seconds=0.01, least=2, most=2, warmup=1, patience=1.0)
@@ -221,6 +223,13 @@ def test_whole_tasks_have_a_speed_and_macs(head: str) -> None:
     assert (row["model"], row["image_size"], row["reason"]) == (name, [32, 48], "")
     assert row["images_per_second"]
     assert row["gmacs"] > alone["gmacs"] > 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("head", "mixer"), [("mask_rcnn", "window_attention"), ("upernet", "attention")])
+def test_a_detector_is_measured_with_the_windows_of_its_paper(head: str, mixer: str) -> None:
+    model = whole_task(f"{head}:caformer_pico", (64, 96))
+    (backbone,) = (part for part in model.modules() if isinstance(part, Backbone))
+    assert backbone.config.mixers[-1].name == mixer
 
 
 def test_whole_tasks_need_a_known_backbone_and_are_not_trained() -> None:

@@ -84,6 +84,23 @@ def test_window_attention_costs_less_than_attention_on_large_images() -> None:
     assert mixlab.macs(window, 1024) < 0.5 * mixlab.macs(whole, 1024)
 
 
+def test_window_attention_counts_the_keys_that_a_query_sees() -> None:
+    """Not those of the tiles that the implementation cuts: a window of 5 x 5 at every token of a grid of 16 x 12."""
+    options = {"depths": [1], "class_tokens": 1, "pool": "class_token"}
+    window = mixlab.create_model("identityformer_s_iso", **options, mixers={"name": "window_attention", "window": 5})
+    whole = mixlab.create_model("identityformer_s_iso", **options, mixers="attention")
+    tokens, dim, size = 16 * 12, 384, (256, 192)
+    without_pairs = mixlab.macs(whole, size) - 2 * (tokens + 1) ** 2 * dim
+    pairs = tokens * (5 * 5 + 1) + tokens + 1  # the class token is seen by all and sees all
+    assert mixlab.macs(window, size) - without_pairs == 2 * pairs * dim
+
+
+def test_a_window_larger_than_the_grid_counts_as_attention() -> None:
+    whole = mixlab.create_model("caformer_pico")
+    window = mixlab.create_model("caformer_pico", mixers=["sepconv", "sepconv", "window_attention", "window_attention"])
+    assert mixlab.macs(window, 64) == mixlab.macs(whole, 64)
+
+
 def test_counting_leaves_the_model_alone() -> None:
     model = mixlab.create_model("caformer_pico").train()
     before = [parameter.device for parameter in model.parameters()]

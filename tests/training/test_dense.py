@@ -102,6 +102,19 @@ def test_weights_of_a_classifier_start_a_segmenter(tmp_path: Path) -> None:
         mixlab.create_model(weights=tmp_path / "run" / "final.safetensors")
 
 
+def test_a_detector_is_trained_with_the_windows_of_its_paper_on_weights_without_them(tmp_path: Path) -> None:
+    mixlab.save_weights(mixlab.create_model("caformer_pico", num_classes=4), tmp_path / "classifier.safetensors")
+    words = {
+        "recipe": "detection_small",
+        "changes": SHORT,
+        "weights": str(tmp_path / "classifier.safetensors"),
+        **QUICK,
+    }
+    train("caformer_pico", "digit-scenes", out=tmp_path / "run", **words)
+    loaded = mixlab.load_dense(tmp_path / "run" / "final.safetensors")
+    assert [mixer.name for mixer in loaded.backbone.config.mixers[2:]] == ["window_attention"] * 2
+
+
 @pytest.mark.parametrize(
     ("recipe", "data", "changes", "message"),
     [
