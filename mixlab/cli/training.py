@@ -99,7 +99,7 @@ def report(result: Any) -> int:
         for name, metrics in (("val", result.history[-1]), ("test", result.test)):
             if metrics is not None:
                 print(f"{name}: {dense_scores(metrics)}")
-        print(f"weights: {result.folder / 'final.safetensors'}")
+        print_weights(result)
         return 0
     final = result.history[-1]
     print(f"val top-1 {final['top1']:.2f}%, cross-entropy {final['val_loss']:.4f}", end="")
@@ -109,8 +109,15 @@ def report(result: Any) -> int:
             f"test top-1 {result.test['top1']:.2f}%, top-5 {result.test['top5']:.2f}% "
             f"of {result.test['images']:.0f} images"
         )
-    print(f"weights: {result.folder / 'final.safetensors'}")
+    print_weights(result)
     return 0
+
+
+def print_weights(result: Any) -> None:
+    """Say where the weights of a finished run are, unless it kept none."""
+    file = result.folder / "final.safetensors"
+    if file.exists():
+        print(f"weights: {file}")
 
 
 # -- compare, transfer ---------------------------------------------------------------------------
@@ -169,39 +176,52 @@ def compare(arguments: Namespace) -> None:
 def transfer_parser() -> ArgumentParser:
     parser = ArgumentParser(
         description="The VTAB-1K protocol: sweep learning rates on train and val, train the best on both, test. "
-        "Several datasets give the averages of their categories. Example: mixlab transfer vil_tiny "
-        "--weights w.safetensors --data vtab/cifar:PATH vtab/dtd:PATH --out runs/vtab"
+        "vtab:PATH stands for all of its tasks below PATH and gives the means of Vision-LSTM's Table 3. Example: "
+        "mixlab transfer vil_tiny --weights w.safetensors --data vtab:PATH --out runs/vtab. Stopped or killed, the "
+        "same command goes on where it was."
     )
     parser.add_argument("model", help="a name from `mixlab models`")
-    parser.add_argument("--data", nargs="+", default=["digits"], help="datasets with train, val and test")
+    parser.add_argument(
+        "--data", nargs="+", default=["digits"], help="vtab:PATH, vtab/TASK:PATH, or other data with train, val, test"
+    )
     parser.add_argument("--weights", default=None, help="pre-trained weights")
     parser.add_argument("--out", default=None, help="a folder for the runs")
+    parser.add_argument(
+        "--keep",
+        default="final",
+        choices=["final", "results"],
+        help="what tested runs leave: final weights too, or results only; runs of the sweep leave results only",
+    )
     add_run_arguments(parser, recipe="vision_lstm_vtab")
     return parser
 
 
 def transfer(arguments: Namespace) -> None:
     """Transfer a model to datasets by the VTAB-1K protocol."""
-    from mixlab.tasks.transfer import averages
-    from mixlab.tasks.transfer import transfer as run
+    from mixlab.data.vtab import task_name
+    from mixlab.tasks.transfer import average_row, describe_missing, transfer_all
 
     need(arguments, "out")
-    results = []
-    for data in arguments.data:
-        folder = Path(arguments.out) / data.split(":")[0].replace("/", "-")
-        common = {
-            "recipe": arguments.recipe or "vision_lstm_vtab",
-            "changes": changes_of(arguments),
-            "weights": arguments.weights,
-        }
-        results.append(run(arguments.model, data, out=folder, **common, **settings_of(arguments)))
+    summary = transfer_all(
+        arguments.model,
+        arguments.data,
+        out=arguments.out,
+        recipe=arguments.recipe or "vision_lstm_vtab",
+        changes=changes_of(arguments),
+        weights=arguments.weights,
+        keep=arguments.keep,
+        **settings_of(arguments),
+    )
+    datasets = [result.data for result in summary.results]
     rows = [
-        (one.data, f"{one.lr:g}", f"{one.mean:.2f}", " ".join(f"{top1:.2f}" for top1 in one.test)) for one in results
+        (result.data, f"{result.lr:g}", f"{result.mean:.2f}", " ".join(f"{top1:.2f}" for top1 in result.test))
+        for result in summary.results
     ]
     show(("data", "lr", "test top-1", "seeds"), rows, right=(1, 2))
-    if len(results) > 1:
-        show(
-            ("average of", "test top-1"),
-            [(name, f"{mean:.2f}") for name, mean in averages(results).items()],
-            right=(1,),
-        )
+    if any(task_name(data) is not None for data in datasets):
+        header, row = average_row(summary)
+        show(header, [row], right=range(1, len(header)))
+        if summary.missing:
+            print(describe_missing(datasets))
+    elif len(datasets) > 1:
+        print(f"average of {len(datasets)} datasets: {summary.averages['average']:.2f}")

@@ -15,7 +15,7 @@ from mixlab.data.shards import ShardStream
 from mixlab.errors import DataError, near_misses
 
 Split = Literal["train", "val", "test"]
-SPLITS = ("train", "val", "test")
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Spec = str | PathLike[str]
 AnyData = ImageData | ShardStream
 
@@ -128,6 +128,11 @@ def find(spec: Spec) -> Source:
 def find_published(name: str, place: str) -> Source:
     root = Path(place).expanduser()
     known = published_sources(root)
+    if name == "vtab":
+        raise DataError(
+            f"'{name}:{place}' stands for 19 datasets, which only `mixlab transfer` takes at once. Name one task: "
+            f"'vtab/TASK:{place}', where TASK is one of {', '.join(vtab.TASKS)}."
+        )
     if name not in known:
         raise DataError(f"Unknown dataset {name!r}. {near_misses(name, known)} Or give a path to {PATHS}.")
     if not place or not root.is_dir():

@@ -1,6 +1,8 @@
 """The 19 tasks of VTAB-1K from the folders that fine-tuning papers share: TASK/images and lists of 'path label'."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
@@ -16,27 +18,53 @@ class Task:
     classes: int
 
 
+# In the order of Vision-LSTM's Table 8
 TASKS = {
-    "caltech101": Task("natural", 102),
     "cifar": Task("natural", 100),
+    "caltech101": Task("natural", 102),
     "dtd": Task("natural", 47),
     "oxford_flowers102": Task("natural", 102),
     "oxford_iiit_pet": Task("natural", 37),
-    "sun397": Task("natural", 397),
     "svhn": Task("natural", 10),
-    "diabetic_retinopathy": Task("specialized", 5),
-    "eurosat": Task("specialized", 10),
+    "sun397": Task("natural", 397),
     "patch_camelyon": Task("specialized", 2),
+    "eurosat": Task("specialized", 10),
     "resisc45": Task("specialized", 45),
+    "diabetic_retinopathy": Task("specialized", 5),
     "clevr_count": Task("structured", 8),
     "clevr_dist": Task("structured", 6),
     "dmlab": Task("structured", 6),
+    "kitti": Task("structured", 4),
     "dsprites_loc": Task("structured", 16),
     "dsprites_ori": Task("structured", 16),
-    "kitti": Task("structured", 4),
     "smallnorb_azi": Task("structured", 18),
     "smallnorb_ele": Task("structured", 9),
 }
+ALL, PREFIX = "vtab:", "vtab/"  # how the names of all tasks and of one task begin
+
+
+def expand(datasets: Iterable[str | PathLike[str]]) -> list[str | PathLike[str]]:
+    """The datasets with "vtab:PATH" replaced by the tasks that have a folder below PATH."""
+    expanded: list[str | PathLike[str]] = []
+    for data in datasets:
+        if not isinstance(data, str) or not data.startswith(ALL):
+            expanded.append(data)
+            continue
+        root = Path(data.removeprefix(ALL)).expanduser()
+        tasks = [task for task in TASKS if (root / task).is_dir()]
+        if not tasks:
+            raise DataError(
+                f"No task of VTAB-1K was found below {root}. Expected one folder per task ({', '.join(TASKS)}), each "
+                f"with {', '.join(list(SPLIT_FILES.values())[:3])} and the images that these lists name."
+            )
+        expanded += [f"{PREFIX}{task}:{root}" for task in tasks]
+    return expanded
+
+
+def task_name(data: str | PathLike[str]) -> str | None:
+    """The task that a dataset "vtab/TASK:PATH" names; None for any other dataset."""
+    name = str(data).partition(":")[0].removeprefix(PREFIX)
+    return name if str(data).startswith(PREFIX) and name in TASKS else None
 
 
 def vtab_splits(task: str, root: Path) -> list[str]:

@@ -60,6 +60,7 @@ def compare(
     """
     names = expand(models)
     folder = Path(out)
+    require(settings.get("keep", "all") != "results", "weights to measure: keep = 'all' or 'final'.")
     require(jobs >= 1 and seeds >= 1, f"jobs and seeds of 1 or more; got {jobs} and {seeds}.")
     images = check_before(names, data, recipe, changes, folder)
     wanted = {

@@ -9,7 +9,7 @@ import torch
 
 from mixlab.errors import TrainingError
 
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+LAST, PREVIOUS = STATES = ("last.ckpt", "previous.ckpt")
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:

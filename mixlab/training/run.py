@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,7 +30,7 @@ from mixlab.files import write_whole
 from mixlab.guards import check_cpu_dtype, return_freed_memory
 from mixlab.tasks.classification import Classification, accuracy
 from mixlab.tf32 import check_tf32, tf32_set
-from mixlab.training.checkpoint import has_state
+from mixlab.training.checkpoint import STATES, has_state
 from mixlab.training.fits import micro_batch
 from mixlab.training.loop import DTYPES, Callback, Metrics, Task, Trainer
 from mixlab.training.optimise import freeze
@@ -42,7 +42,9 @@ from mixlab.weights import save_weights
 from mixlab.zoo import create_model, ensemble_row, model_config
 
 CONFIG = "config.json"
-FINAL, RESULT = "final.safetensors", "result.json"
+BEST, FINAL, RESULT = "best.safetensors", "final.safetensors", "result.json"
+Keep = Literal["all", "final", "results"]
+DISCARDED: dict[Keep, tuple[str, ...]] = {"all": (), "final": (*STATES, BEST), "results": (*STATES, BEST, FINAL)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,7 @@ class RunConfig:
     train_splits: tuple[Split, ...] = ("train",)
     save_updates: int = 0  # 0: by time
     tensorboard: bool = True
+    keep: Keep = "all"  # what stays of a finished run: every file, the final weights only, or no weights at all
     about: dict[str, Any] = field(default_factory=dict)  # versions and machine; not read again
 
 
@@ -77,7 +80,7 @@ class RunResult:
     best: Metrics | None
     test: Metrics | None
     stopped: bool
-    model: Any = field(repr=False)  # a Backbone, a segmenter or a detector
+    model: Any = field(repr=False)  # a Backbone, a segmenter or a detector; None if its weights were not kept
 
 
 def train(
@@ -118,7 +121,7 @@ def resume(folder: str | PathLike[str], *, callbacks: Sequence[Callback] = (), p
     """Go on with a run that was stopped or killed, from its newest complete checkpoint, else from the start."""
     path = Path(folder)
     config = read_config(path)
-    return finished(path) or run(config, path, callbacks=callbacks, progress=progress, resumed=True)
+    return finished(path, config.keep) or run(config, path, callbacks=callbacks, progress=progress, resumed=True)
 
 
 def continued(
@@ -135,19 +138,29 @@ def require_same_run(config: RunConfig, folder: Path) -> None:
     if not (folder / CONFIG).exists():
         return
     ours, theirs = (json.loads(json.dumps(asdict(one))) for one in (config, read_config(folder)))
-    names = ("model", "data", "recipe", "options", "weights", "seed", "train_splits")
+    names = ("model", "data", "recipe", "options", "weights", "seed", "train_splits", "keep")
     other = [name for name in names if ours[name] != theirs[name]]
     if other:
         raise TrainingError(f"{folder} holds a run with another {' and '.join(other)}. Choose another --out.")
 
 
-def finished(folder: Path) -> RunResult | None:
-    """What a run that came to its end has left; None of one that did not."""
-    if not (folder / RESULT).exists() or not (folder / FINAL).exists():
+def finished(folder: Path, keep: Keep = "all") -> RunResult | None:
+    """The result of a run that came to its end; None for a run that did not."""
+    file, model = folder / FINAL, None
+    if not (folder / RESULT).exists() or (keep != "results" and not file.exists()):
         return None
-    row, file = json.loads((folder / RESULT).read_text(encoding="utf-8")), folder / FINAL
-    model = create_model(weights=file) if task_of(file) == "classification" else load_dense(file)
+    discard(folder, keep)
+    row = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    if keep != "results":
+        model = create_model(weights=file) if task_of(file) == "classification" else load_dense(file)
     return RunResult(folder, tuple(row["history"]), row["best"], row["test"], False, model)
+
+
+def discard(folder: Path, keep: Keep) -> None:
+    """Remove the files of a finished run that are not to be kept, and halves of them that a kill left behind."""
+    for name in DISCARDED[keep]:
+        for path in (folder / name, *folder.glob(f".{name}.*")):
+            path.unlink(missing_ok=True)
 
 
 def repeat(config: str | PathLike[str], out: str | PathLike[str], *, progress: bool = True) -> RunResult:
@@ -196,7 +209,10 @@ def preparation(config: RunConfig) -> "type[Preparation]":
 
 
 def check_new(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    half_written = f".{CONFIG}."  # by a process that was killed before there was anything to go on with
+    if folder.exists() and (
+        not folder.is_dir() or any(not path.name.startswith(half_written) for path in folder.iterdir())
+    ):
         raise TrainingError(
             f"The run folder {folder} exists and is not empty. Choose another with --out, or go on with "
             f"`mixlab train --resume {folder}`."
@@ -339,7 +355,7 @@ class Preparation:
         self.write_config()
         if config.compile:
             compile_blocks(self.model.backbone if isinstance(self.model, DenseModel) else self.model)
-        own: list[Callback] = [Files()]
+        own: list[Callback] = [Files(best=config.keep == "all")]
         own += [TensorBoard()] if config.tensorboard else []
         own += [ProgressBar(f"{config.model} on {config.data}")] if progress else []
         trainer = Trainer(
@@ -380,9 +396,11 @@ class Preparation:
             test = self.test(trainer)
             whole = trainer.whole_model()
             if self.processes.first:
-                save_weights(whole, self.folder / FINAL)
+                if self.config.keep != "results":
+                    save_weights(whole, self.folder / FINAL)
                 result = {"history": trainer.history, "best": trainer.best, "test": test}
                 write_whole(self.folder / RESULT, json.dumps(result, indent=1))
+                discard(self.folder, self.config.keep)
         model = trainer.evaluated
         assert isinstance(model, (Backbone, DenseModel))
         return RunResult(self.folder, tuple(trainer.history), trainer.best, test, trainer.stopping, model)

@@ -53,10 +53,13 @@ class ProgressBar(Callback):
 
 
 class Files(Callback):
-    """`metrics.csv` and `metrics.json` after every epoch, always whole, and the best and last weights."""
+    """`metrics.csv` and `metrics.json` after every epoch, always whole, and if wanted the best weights."""
+
+    def __init__(self, *, best: bool = True) -> None:
+        self.keeps_best = best
 
     def epoch(self, run: Trainer, metrics: Metrics) -> None:
-        weights = run.whole_model() if run.improved else None
+        weights = run.whole_model() if run.improved and self.keeps_best else None
         if not run.processes.first:
             return
         buffer = io.StringIO()

@@ -93,3 +93,14 @@ def sheets(root: Path, count: int = 3) -> Path:
     (root / "train_lables.json").write_text(json.dumps([row % 10 for row in range(5 * count)]))
     (root / "test_lables.json").write_text(json.dumps([row % 10 for row in range(count)]))
     return root
+
+
+def vtab(root: Path, tasks: Sequence[str], count: int = 4) -> Path:
+    """Tasks of VTAB-1K as they are shared: TASK/images, and a list of `count` images of two classes per split."""
+    for task in tasks:
+        for seed, (split, name) in enumerate({"train": "train800", "val": "val200", "test": "test"}.items()):
+            for index in range(count):
+                write(root / task / "images" / split / f"{index}.png", picture(seed * count + index))
+            lines = [f"images/{split}/{index}.png {index % 2}" for index in range(count)]
+            (root / task / f"{name}.txt").write_text("\n".join(lines))
+    return root

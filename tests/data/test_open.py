@@ -18,6 +18,7 @@ def test_digits_need_no_path() -> None:
         ("digit", "Did you mean 'digits'"),
         ("cifar11:/tmp", "Did you mean 'cifar10'"),
         ("vtab/svnh:/tmp", "'vtab/svhn'"),
+        ("vtab:/tmp", "stands for 19 datasets, which only `mixlab transfer` takes at once"),
         ("cifar10", "'cifar10:PATH'"),
         ("cifar10:", "needs the folder"),
         ("cifar10:/no/such/folder", "'/no/such/folder' is not a folder"),

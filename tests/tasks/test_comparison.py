@@ -1,14 +1,12 @@
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mixlab.errors import ConfigError, DataError, TrainingError
+from mixlab.errors import ConfigError, TrainingError
 from mixlab.report import Budget, recommend
 from mixlab.tasks.comparison import compare, decide
-from mixlab.tasks.transfer import TransferResult, averages, transfer
 from tests.training.tiny import CHANGES, OPTIONS
 
 QUIET: dict[str, Any] = {"workers": 0, "tensorboard": False, "progress": False, "device": "cpu", "options": OPTIONS}
@@ -48,33 +46,9 @@ def test_a_comparison_fails_before_it_trains(tmp_path: Path) -> None:
         compare(["caformer_pico", "nothing"], "digits", out=tmp_path / "out")
     with pytest.raises(ConfigError, match="Unknown key"):
         compare(["caformer_pico"], "digits", out=tmp_path / "out", changes={"lr": 1})
+    with pytest.raises(ConfigError, match="keep = 'all' or 'final'"):
+        compare(["caformer_pico"], "digits", out=tmp_path / "out", keep="results")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_transfer_sweeps_on_val_and_tests_the_best(tmp_path: Path) -> None:
-    changes = {"sweep.lr": [1e-2, 1e-5], "sweep.seeds": 2, "schedule.epochs": 2, "schedule.warmup_epochs": 0}
-    changes |= {"image_size": 32, "precision": "float32", "batch_size": 128}
-    result = transfer("caformer_pico", "digits", out=tmp_path / "out", changes=changes, **QUIET)
-    assert result.lr == 1e-2
-    assert result.val["0.01"] > result.val["1e-05"]
-    assert len(result.test) == 2
-    assert result.mean == pytest.approx(sum(result.test) / 2)
-    assert json.loads((tmp_path / "out" / "transfer.json").read_text())["lr"] == 1e-2
-    final = json.loads((tmp_path / "out" / "train-val" / "lr0.01" / "seed0" / "config.json").read_text())
-    assert final["train_splits"] == ["train", "val"]
-
-
-def test_a_transfer_needs_three_splits_and_a_sweep(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no sweep"):
-        transfer("caformer_pico", "digits", out=tmp_path / "out", recipe="digits")
-    with pytest.raises(DataError, match="does not exist"):
-        transfer("caformer_pico", tmp_path / "nowhere", out=tmp_path / "out")
-
-
-def test_averages_are_those_of_the_categories() -> None:
-    means = {"vtab/cifar:x": 50.0, "vtab/dtd:x": 70.0, "vtab/eurosat:x": 90.0, "vtab/kitti:x": 30.0}
-    results = [TransferResult(data, 1e-3, {}, (mean,), mean) for data, mean in means.items()]
-    assert averages(results) == {"natural": 60.0, "specialized": 90.0, "structured": 30.0, "average": 60.0}
 
 
 def test_models_that_train_side_by_side_end_as_alone_also_when_another_fails(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from mixlab.training.recipe import list_recipes, load_recipe
 from mixlab.training.run import RunResult, read_config, repeat, require_same_run, resume, train
 from tests.training.tiny import CHANGES, OPTIONS, Interrupt, dark_and_bright, same_weights, tiny, weights
 
+WEIGHTS = ("best.safetensors", "final.safetensors")
+ONE_UPDATE: dict[str, Any] = {"schedule.epochs": None, "schedule.updates": 1, "schedule.warmup_epochs": 0}
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
@@ -71,6 +74,28 @@ def test_a_run_that_was_killed_before_it_saved_anything_starts_again(tmp_path: P
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "config.json").write_bytes((whole.folder / "config.json").read_bytes())
     assert same_weights(resume(tmp_path / "cut", progress=False), whole)
+
+
+def test_a_run_that_was_killed_while_it_wrote_its_config_starts_again(tmp_path: Path) -> None:
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / ".config.json.x7a").write_text("{")
+    assert tiny(tmp_path / "cut", changes=ONE_UPDATE).history
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [("final", {"final.safetensors"}), ("results", set()), ("all", {"last.ckpt", *WEIGHTS})]
+)
+def test_a_finished_run_leaves_what_it_was_told_to_keep(tmp_path: Path, keep: str, kept: set[str]) -> None:
+    tiny(tmp_path / "run", changes=ONE_UPDATE, keep=keep)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.json", "result.json", "metrics.csv", "metrics.json"} | kept
+
+
+def test_a_run_that_is_stopped_keeps_its_state_until_it_is_finished(tmp_path: Path) -> None:
+    assert tiny(tmp_path / "cut", keep="results", callbacks=[Interrupt(3)]).stopped
+    assert (tmp_path / "cut" / "last.ckpt").exists()
+    assert resume(tmp_path / "cut", progress=False).history[-1]["epoch"] == 2
+    assert not (tmp_path / "cut" / "last.ckpt").exists()
 
 
 def test_a_config_of_any_name_is_the_one_that_is_repeated(tmp_path: Path, whole: RunResult) -> None:
