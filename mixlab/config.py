@@ -39,9 +39,13 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: Literal["bicubic", "bilinear", "nearest"] = "bicubic"
-    crop: float = 1.0  # the share of the resized image's side that the centre crop keeps
+    crop: float = 1.0  # the share of the resized image's side that the center crop keeps
+    crop_mode: Literal["center", "squash"] = "center"  # resized in its proportions, or squeezed into the shape first
+    image_size: int | tuple[int, ...] | None = None  # to evaluate at, if it is not the size the model is built for
 
     def __post_init__(self) -> None:
+        if self.image_size is not None and min(parse_image_size(self.image_size)) < MIN_SIDE:
+            raise ConfigError(f"Images to evaluate on need sides of {MIN_SIDE} px or more; got {self.image_size}.")
         require(
             all(std > 0 for std in self.std) and 0 < self.crop <= 1, f"a std above 0, a crop in (0, 1]; got {self}."
         )
@@ -164,6 +168,11 @@ class ModelConfig:
                 f"{len(self.preprocessing.mean)} and {len(self.preprocessing.std)}."
             )
 
+    @property
+    def evaluation_size(self) -> tuple[int, int]:
+        """Height and width of the images that this model is evaluated on."""
+        return parse_image_size(self.preprocessing.image_size or self.image_size)
+
     def plain(self) -> dict[str, Any]:
         """JSON-ready data that `parse` turns back into this config."""
         return plain(self)
@@ -192,6 +201,9 @@ def override(row: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
             current = ModelConfig.parse(row).plain().get(key)
             value = {**current, **value} if isinstance(current, Mapping) else value
         merged[key] = value
+    prepared, own = merged.get("preprocessing"), changes.get("preprocessing", {})
+    if "image_size" in changes and isinstance(prepared, Mapping) and "image_size" not in own:
+        merged["preprocessing"] = {**prepared, "image_size": None}  # the old one went with the old size
     return merged
 
 

@@ -100,6 +100,7 @@ def adopt(model: TimmBackbone, about: Mapping[str, Any]) -> None:
             std=tuple(about["std"]),
             interpolation=about["interpolation"],
             crop=about["crop_pct"],
+            crop_mode="squash" if about.get("crop_mode") == "squash" else "center",
         )
         model.config = replace(model.config, preprocessing=preprocessing)
     names = about.get("label_names") or ()
@@ -125,6 +126,7 @@ def default_cfg(config: ModelConfig, release: Release | None = None) -> dict[str
         "std": preprocessing.std,
         "interpolation": preprocessing.interpolation,
         "crop_pct": preprocessing.crop,
+        "crop_mode": preprocessing.crop_mode,
         "num_classes": config.num_classes,
         "pool_size": (grid.height, grid.width),
         "first_conv": first_conv if config.in_channels == 3 else None,  # timm adapts weights of three channels only

@@ -7,7 +7,7 @@ import pickle
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.backbone import Backbone
+from mixlab.class_map import map_classifier
 from mixlab.config import ModelConfig
 from mixlab.dense.base import DenseModel, Model
 from mixlab.ensemble import Ensemble
@@ -130,24 +131,33 @@ def unwrapped(model: nn.Module) -> Model:
 
 
 def load_weights(
-    model: nn.Module, source: str | PathLike[str] | Mapping[str, Tensor], *, replace_classifier: bool = False
+    model: nn.Module,
+    source: str | PathLike[str] | Mapping[str, Tensor],
+    *,
+    replace_classifier: bool = False,
+    class_map: Sequence[int] | None = None,
 ) -> None:
     """Fill a model from a file (.safetensors, .pth) or a mapping, in our own, the authors' or timm's layout.
 
     Strict: every parameter must be there and fit, or nothing is changed. What depends on the image size is
-    resized. `replace_classifier` leaves out a classifier of another size; the model keeps its own.
+    resized. `replace_classifier` leaves out a classifier of another size; the model keeps its own. `class_map` has, for
+    each class of the model, its row in the classifier of the source, or -1 for the mean of all rows.
     """
     backbone = unwrap_model(model)
+    if class_map is not None and isinstance(backbone, Ensemble):
+        raise ConfigError("A class map is for a single model: load the members one by one.")
     checkpoint = Checkpoint("The mapping", source) if isinstance(source, Mapping) else read(source)
     if checkpoint.about.task is not None:
         what = f"a model for {checkpoint.about.task['name']}; take the backbone of load_dense({str(source)!r})"
         raise WeightsError(f"{checkpoint.origin} holds {what}.")
     parts = members_of(backbone, checkpoint) if isinstance(backbone, Ensemble) else [(backbone, checkpoint)]
-    fitted = [fitting(member, part, replace_classifier=replace_classifier) for member, part in parts]
+    fitted = [
+        fitting(member, part, replace_classifier=replace_classifier, class_map=class_map) for member, part in parts
+    ]
     for (member, part), (tensors, own) in zip(parts, fitted, strict=True):
         loaded_classifier = not any(tensors[key] is own[key] for key in own if key.startswith(CLASSIFIER))
         member.load_state_dict(tensors, assign=any(value.is_meta for value in own.values()))
-        adopt(member, part, loaded_classifier=loaded_classifier)
+        adopt(member, part, loaded_classifier=loaded_classifier and class_map is None)
 
 
 def members_of(model: Ensemble, checkpoint: Checkpoint) -> list[tuple[Backbone, Checkpoint]]:
@@ -274,12 +284,14 @@ def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def fitting(
-    model: Backbone, checkpoint: Checkpoint, *, replace_classifier: bool
+    model: Backbone, checkpoint: Checkpoint, *, replace_classifier: bool, class_map: Sequence[int] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of a checkpoint as they fill this model, and its own; an error says what is wrong."""
     own: dict[str, Tensor] = model.state_dict()
     tensors = best_layout(checkpoint.origin, unwrap(checkpoint), own)
     tensors = absent_as_zeros(model, own) | fit(model, tensors, checkpoint.config)
+    if class_map is not None:
+        tensors = map_classifier(tensors, class_map, checkpoint.origin, model.config.num_classes)
     if replace_classifier:
         tensors = keep_own_classifier(tensors, own)
     problems = differences(tensors, own)

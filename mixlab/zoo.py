@@ -4,7 +4,7 @@ import copy
 import fnmatch
 import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from os import PathLike
@@ -91,13 +91,20 @@ def configure(row: Mapping[str, Any], overrides: Mapping[str, Any]) -> ModelConf
     return ModelConfig.parse(override(row, overrides))
 
 
-def create_model(name: str | None = None, *, weights: str | PathLike[str] | None = None, **overrides: Any) -> Backbone:
+def create_model(
+    name: str | None = None,
+    *,
+    weights: str | PathLike[str] | None = None,
+    class_map: Sequence[int] | None = None,
+    **overrides: Any,
+) -> Backbone:
     """A model by name, from a weight file, or a named model with weights.
 
     `overrides` change any field of the config: `num_classes`, `image_size`, `in_channels`, `mixers`, `drop_path`, ...
     Without a name, the file must be one that `save_weights` wrote: it holds the config. With `num_classes`, a
     classifier of another size in the file is left out and the model's stays fresh. `weights="released"` fetches the
     public checkpoint of the model, "released:TAG" another one of them (`mixlab.released`).
+    `class_map` keeps rows of the file's larger classifier: see `load_weights`.
     """
     from mixlab import weights as files  # it needs `configure`
 
@@ -122,5 +129,8 @@ def create_model(name: str | None = None, *, weights: str | PathLike[str] | None
             members = [build(model_config(member, **overrides)) for member in ensemble.members]
             model = Ensemble(members, name=name, average=ensemble.average)
     if weights is not None:
-        files.load_weights(model, weights, replace_classifier=replace_classifier)
+        files.load_weights(model, weights, replace_classifier=replace_classifier, class_map=class_map)
+        asked: dict[str, Any] = {key: overrides[key] for key in ("image_size", "preprocessing") if key in overrides}
+        for member in model.members if isinstance(model, Ensemble) else [model]:  # the file brought its own
+            member.config = configure(member.config.plain(), asked)
     return model

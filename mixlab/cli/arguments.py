@@ -49,6 +49,13 @@ def add_run_arguments(parser: ArgumentParser, *, recipe: str) -> None:
     )
     parser.add_argument("--epochs", type=int, default=None, help="short for --set schedule.epochs=N")
     parser.add_argument("--image-size", type=int, default=None, help="short for --set image_size=N")
+    parser.add_argument(
+        "--train-splits",
+        nargs="+",
+        default=None,
+        choices=["train", "val"],
+        help="what to train on; with val, the test split is evaluated and no epoch is chosen. Default: the recipe's",
+    )
     parser.add_argument("--micro", type=int, default=None, help="images per process at once; default: as many as fit")
     parser.add_argument("--workers", type=int, default=2, help="processes that load data")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps or auto")
@@ -84,6 +91,8 @@ def changes_of(arguments: Namespace) -> dict[str, Any]:
 def settings_of(arguments: Namespace) -> dict[str, Any]:
     names = ("micro", "workers", "device", "sharding", "compile", "checkpointing", "save_updates")
     found = {name: arguments[name] for name in names}
+    if arguments.get("train_splits") is not None:
+        found["train_splits"] = tuple(arguments.train_splits)
     return found | {"options": pairs(arguments.model_set, "--model-set"), "tensorboard": not arguments.no_tensorboard}
 
 

@@ -64,6 +64,12 @@ def finetune_parser() -> ArgumentParser:
     parser.add_argument("weights", help="a weight file: ours, the authors' or timm's")
     parser.add_argument("data", help="digits, cifar10:PATH, a folder, a list, shards, ...")
     parser.add_argument("--out", default=None, help="a new folder for the run")
+    parser.add_argument(
+        "--class-map",
+        default=None,
+        help="which rows of the weights' larger classifier are the classes of the data: a file with a line per class "
+        "(a row, a class name, or - for none), or imagenet21k",
+    )
     parser.add_argument("--freeze", type=int, default=0, help="layers that stay as they are, counted from the image")
     parser.add_argument("--seed", type=int, default=0)
     add_run_arguments(parser, recipe="finetune")
@@ -73,7 +79,8 @@ def finetune_parser() -> ArgumentParser:
 def finetune(arguments: Namespace) -> int:
     """Fine-tune trained weights at another resolution or on other data."""
     need(arguments, "out")
-    return start(arguments, "finetune", weights=arguments.weights, freeze_layers=arguments.freeze)
+    settings = {"weights": arguments.weights, "freeze_layers": arguments.freeze, "class_map": arguments.class_map}
+    return start(arguments, "finetune", **settings)
 
 
 def start(arguments: Namespace, recipe: str, **settings: Any) -> int:
@@ -95,22 +102,29 @@ def report(result: Any) -> int:
     if result.stopped:
         print(f"Stopped; the state is saved. Go on with: mixlab train --resume {result.folder}")
         return INTERRUPTED
-    if "top1" not in result.history[-1]:
-        for name, metrics in (("val", result.history[-1]), ("test", result.test)):
+    final, split = result.history[-1], result.evaluated_on
+    if split is None:
+        print(f"training loss {final['train_loss']:.4f}; no split was left to evaluate on")
+    elif "top1" not in final:
+        for name, metrics in ((split, final), ("test", result.test)):
             if metrics is not None:
                 print(f"{name}: {dense_scores(metrics)}")
-        print_weights(result)
-        return 0
+    else:
+        report_accuracy(result)
+    print_weights(result)
+    return 0
+
+
+def report_accuracy(result: Any) -> None:
     final = result.history[-1]
-    print(f"val top-1 {final['top1']:.2f}%, cross-entropy {final['val_loss']:.4f}", end="")
-    print(f"; best {result.best['top1']:.2f}% after epoch {result.best['epoch']:.0f}")
+    print(f"{result.evaluated_on} top-1 {final['top1']:.2f}%, cross-entropy {final['val_loss']:.4f}", end="")
+    chosen = result.best is not None
+    print(f"; best {result.best['top1']:.2f}% after epoch {result.best['epoch']:.0f}" if chosen else "")
     if result.test is not None:
         print(
             f"test top-1 {result.test['top1']:.2f}%, top-5 {result.test['top5']:.2f}% "
             f"of {result.test['images']:.0f} images"
         )
-    print_weights(result)
-    return 0
 
 
 def print_weights(result: Any) -> None:

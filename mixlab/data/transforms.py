@@ -56,7 +56,10 @@ def eval_transform(
     crop: float | None = None,
     interpolation: str | None = None,
 ) -> Transform:
-    """The shorter side resized to `1 / crop` of the size, and the centre cut out."""
+    """The image resized to `1 / crop` of the size, and the center cut out.
+
+    In its own proportions it covers that size; with a `crop_mode` of "squash" it is squeezed into it.
+    """
     from torchvision import transforms
 
     crop = preprocessing.crop if crop is None else crop
@@ -65,7 +68,7 @@ def eval_transform(
     return transforms.Compose(
         [
             ToMode(mode_for(channels, preprocessing)),
-            *centre_steps(image_size, crop, interpolation or preprocessing.interpolation),
+            *evaluation_steps(image_size, crop, interpolation or preprocessing.interpolation, preprocessing.crop_mode),
             *tensor_steps(preprocessing),
         ]
     )
@@ -91,12 +94,15 @@ class Resize:
     cover: bool = False
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        height, width = self.covering(image) if self.cover else self.size
+        height, width = self.size_of(image)
         name = random.choice(RANDOM) if self.interpolation == "random" else self.interpolation
         return image if image.size == (width, height) else image.resize((width, height), RESAMPLING[name])
 
-    def covering(self, image: Image.Image) -> Size:
+    def size_of(self, image: Image.Image) -> Size:
+        """The height and width that an image gets."""
         height, width = self.size
+        if not self.cover:
+            return self.size
         if height * image.width >= width * image.height:  # the height decides
             return height, max(width, height * image.width // image.height)
         return max(height, width * image.height // image.width), width
@@ -148,18 +154,19 @@ def mode_for(channels: int, preprocessing: Preprocessing) -> str:
     return MODES[channels]
 
 
-def centre_steps(size: Size, crop: float, interpolation: str) -> list[Any]:
+def evaluation_steps(size: Size, crop: float, interpolation: str, crop_mode: str) -> list[Any]:
+    """Resizing and the center crop."""
     from torchvision import transforms
 
     outer = floor(size[0] / crop), floor(size[1] / crop)
-    return [Resize(outer, interpolation, cover=True), transforms.CenterCrop(size)]
+    return [Resize(outer, interpolation, cover=crop_mode == "center"), transforms.CenterCrop(size)]
 
 
 def crop_steps(augmentation: "Augmentation", size: Size, preprocessing: Preprocessing) -> list[Any]:
     from torchvision import transforms
 
     if augmentation.crop == "centre":
-        return centre_steps(size, preprocessing.crop, augmentation.interpolation)
+        return evaluation_steps(size, preprocessing.crop, augmentation.interpolation, preprocessing.crop_mode)
     if augmentation.crop == "squash":
         return [Resize(size, augmentation.interpolation)]
     if augmentation.crop == "padded":

@@ -49,6 +49,7 @@ class Specimen:
             "image_size": list(self.image_size),
             "interpolation": settings.interpolation,
             "crop": settings.crop,
+            "crop_mode": settings.crop_mode,
             "mean": list(settings.mean),
             "std": list(settings.std),
             "num_classes": self.num_classes,

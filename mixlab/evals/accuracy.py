@@ -44,7 +44,7 @@ def evaluate(
         backbone = (model if isinstance(model, Backbone) else create_model(weights=model)).to(own.device)
         check_classes(backbone, source.class_names, str(data))
         settings = backbone.config.preprocessing
-        size = parse_image_size(image_size if image_size is not None else list(backbone.config.image_size))
+        size = backbone.config.evaluation_size if image_size is None else parse_image_size(image_size)
 
         def at(ratio: float) -> dict[str, float]:
             transform = eval_transform(size, settings, backbone.config.in_channels, ratio, settings.interpolation)
@@ -99,7 +99,7 @@ def predict(
     backbone = (model if isinstance(model, Backbone) else create_model(weights=model)).eval()
     paths = image_paths(images)
     settings = backbone.config.preprocessing
-    size = parse_image_size(image_size if image_size is not None else list(backbone.config.image_size))
+    size = backbone.config.evaluation_size if image_size is None else parse_image_size(image_size)
     transform = eval_transform(size, settings, backbone.config.in_channels, settings.crop, settings.interpolation)
     names = backbone.class_names or tuple(str(index) for index in range(backbone.config.num_classes))
     found = []

@@ -18,7 +18,7 @@ from mixlab.config import parse_image_size
 from mixlab.data.base import ImageData
 from mixlab.data.loader import Batch, Loaded, Loader, Plan, Samples, options
 from mixlab.data.open import AnyData
-from mixlab.data.transforms import ToMode, ToTensor, centre_steps, mode_for
+from mixlab.data.transforms import ToMode, ToTensor, evaluation_steps, mode_for
 from mixlab.errors import DataError, MixlabError, require
 from mixlab.evals.attacks import Attack, PixelModel
 from mixlab.evals.corruptions import Corrupt
@@ -54,6 +54,7 @@ class Look:
     channels: int
     crop: float
     interpolation: str
+    crop_mode: str = "center"
 
     @classmethod
     def of(cls, subject: Subject, feeding: Feeding, crop: float | None = None) -> "Look":
@@ -61,7 +62,7 @@ class Look:
         settings = subject.preprocessing
         mode_for(subject.in_channels, settings)  # or an error
         chosen = next(one for one in (crop, feeding.crop, settings.crop) if one is not None)
-        return cls(size, subject.in_channels, chosen, settings.interpolation)
+        return cls(size, subject.in_channels, chosen, settings.interpolation, settings.crop_mode)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Pixels:
     def __call__(self, image: Image.Image) -> Tensor:
         look = self.look
         mode = "L" if look.channels == 1 else "RGB"
-        for step in (ToMode(mode), *centre_steps(look.size, look.crop, look.interpolation)):
+        cut = evaluation_steps(look.size, look.crop, look.interpolation, look.crop_mode)
+        for step in (ToMode(mode), *cut):
             image = step(image)
         if self.corruption is not None:
             image = self.corruption(image)

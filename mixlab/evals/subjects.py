@@ -118,7 +118,7 @@ def of_backbone(name: str, model: Backbone, image_size: int | tuple[int, int] | 
     return Subject(
         name=name,
         model=model.eval(),
-        image_size=(config.image_size[0], config.image_size[1]) if image_size is None else parse_image_size(image_size),
+        image_size=config.evaluation_size if image_size is None else parse_image_size(image_size),
         in_channels=config.in_channels,
         num_classes=config.num_classes,
         preprocessing=config.preprocessing,
@@ -178,6 +178,7 @@ def open_timm(
             std=tuple(settings["std"]),
             interpolation=settings["interpolation"] if settings["interpolation"] != "random" else "bilinear",
             crop=settings["crop_pct"],
+            crop_mode="squash" if settings["crop_mode"] == "squash" else "center",
         ),
         trained=weights is not None,
     )

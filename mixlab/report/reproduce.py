@@ -145,6 +145,7 @@ def training_commands(row: Row, seen: set[str]) -> Iterator[str]:
         told = "" if index < len(row.phases) - 1 else f"  # {row.reported.top1}"
         if folder not in seen:
             size_flag = f" --image-size {size}" if size else ""
+            size_flag += " --class-map imagenet21k" if "_from21k" in recipe else ""
             yield f"mixlab {start} --recipe {recipe} --out {folder}{size_flag}{model_set(row.change)}{told}"
         seen.add(folder)
 

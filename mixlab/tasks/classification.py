@@ -19,7 +19,7 @@ class Classification:
     """Cross-entropy against labels that mixup, CutMix and smoothing may spread over classes."""
 
     train: Loader
-    val: Loader
+    val: Loader | None
     mix: BatchMix | None = None
     label_smoothing: float = 0.0
     processes: Processes = Processes()
@@ -33,7 +33,7 @@ class Classification:
         return soft_cross_entropy(model(images), targets)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return accuracy(model, self.val, self.processes)
+        return {} if self.val is None else accuracy(model, self.val, self.processes)
 
 
 def soft_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mixlab.data.open import open_data, splits
-from mixlab.errors import ConfigError, StoppedEarly, TrainingError, require
+from mixlab.errors import ConfigError, DataError, StoppedEarly, TrainingError, require
 from mixlab.evals.macs import macs
 from mixlab.evals.speed import latency_ms, measure_speed, peak_memory_mb
 from mixlab.evals.summary import count, summarise
@@ -117,6 +117,8 @@ def check_before(
         raise TrainingError(f"{folder} is a file; --out must be a folder.")
     open_data(data, "train")
     held = splits(data)
+    if not {"val", "test"} & set(held):
+        raise DataError(f"{data} has no val or test split to compare models on; it has {', '.join(held)}.")
     return len(open_data(data, "test" if "test" in held and "val" in held else "val" if "val" in held else "test"))
 
 

@@ -17,7 +17,7 @@ class Detection:
     """Validation takes detections back to pixels of the original images."""
 
     train: Loader
-    val: Loader
+    val: Loader | None
     metric: str = "box_AP"
     shown: tuple[str, ...] = ("box_AP", "box_AP50", "mask_AP", "mask_AP50")
 
@@ -25,7 +25,7 @@ class Detection:
         return total(model(batch.images, batch.labels))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return precision(model, self.val)
+        return {} if self.val is None else precision(model, self.val)
 
 
 def precision(model: nn.Module, loader: Loader, watch: Callable[[int], None] | None = None) -> dict[str, float]:

@@ -18,7 +18,7 @@ class Segmentation:
     """Validation compares whole images at their original size; `inference` are words of `evaluate_segmentation`."""
 
     train: Loader
-    val: MaskData
+    val: MaskData | None
     processes: Processes = Processes()
     inference: dict[str, Any] = field(default_factory=dict)
     metric: str = "mIoU"
@@ -28,7 +28,7 @@ class Segmentation:
         return total(model(batch.images, batch.labels))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return scores(model, self.val, self.processes, **self.inference)
+        return {} if self.val is None else scores(model, self.val, self.processes, **self.inference)
 
 
 def total(losses: dict[str, Tensor]) -> Tensor:

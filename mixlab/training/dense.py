@@ -144,7 +144,7 @@ class DetectionPreparation(DensePreparation):
         )
         return Detection(
             train=self.loader(self.train_data, transform, training=True, batch=self.micro),
-            val=self.detection_loader(self.val_data),
+            val=None if self.val_data is None else self.detection_loader(self.val_data),
         )
 
     def detection_loader(self, data: IndexedData | ShardStream) -> Loader:

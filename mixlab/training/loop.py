@@ -39,7 +39,9 @@ class Task(Protocol):
         """The mean over a batch; `seed` is for what the task draws itself."""
         ...
 
-    def evaluate(self, model: nn.Module) -> Metrics: ...
+    def evaluate(self, model: nn.Module) -> Metrics:
+        """On images that are not trained on; empty if there are none."""
+        ...
 
 
 class Callback:
@@ -71,6 +73,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         save_seconds: float = 300.0,
         save_updates: int = 0,
+        selects: bool = True,
     ) -> None:
         self.processes = processes or Processes()
         self.model, self.task, self.recipe, self.folder = model.to(self.processes.device), task, recipe, folder
@@ -93,6 +96,7 @@ class Trainer:
         self.update = 0
         self.loss_sum, self.summed, self.seconds = 0.0, 0, 0.0
         self.best: Metrics | None = None
+        self.selects = selects  # whether the best epoch may be chosen by what is evaluated
         self.improved = False  # with the last epoch
         self.history: list[Metrics] = []
         self.asked_to_stop = False  # this process, by a signal
@@ -144,7 +148,8 @@ class Trainer:
         metrics: Metrics = {"epoch": epoch + 1, "train_loss": self.loss_sum / self.summed, "lr": self.rate}
         metrics |= self.evaluate()
         metrics["train_seconds"] = round(self.seconds, 3)
-        better = self.best is None or metrics[self.task.metric] > self.best[self.task.metric]
+        score = metrics.get(self.task.metric) if self.selects else None
+        better = score is not None and (self.best is None or score > self.best[self.task.metric])
         self.best = metrics if better else self.best
         self.history.append(metrics)
         self.loss_sum, self.summed, self.seconds = 0.0, 0, 0.0

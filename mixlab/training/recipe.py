@@ -5,7 +5,7 @@ import fnmatch
 import functools
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from os import PathLike
@@ -15,6 +15,12 @@ from typing import Any, Literal
 from mixlab.choices import make, plain
 from mixlab.dense.detector import DeformableOptions, DetectorConfig
 from mixlab.errors import ConfigError, near_misses, require
+
+
+def check_train_splits(names: Sequence[str]) -> None:
+    given = list(names)
+    right = bool(given) and len(set(given)) == len(given) and set(given) <= {"train", "val"}
+    require(right, f"train_splits of train, val or both; got {' '.join(given) or 'none'}.")
 
 
 def inside(*shares: float) -> bool:
@@ -199,8 +205,10 @@ class Recipe:
     detection: Detection | None = None
     detector: DetectorConfig | None = None  # its number of classes is the data's
     batch_size: int  # of all processes and accumulated steps together
+    train_splits: tuple[Literal["train", "val"], ...] = ("train",)  # with "val" in it, the test split is evaluated
     image_size: int | None = None
     eval_crop: float | None = None
+    eval_crop_mode: Literal["center", "squash"] | None = None
     eval_image_size: int | None = None
     precision: Literal["float32", "tf32", "bf16", "float16"] = "float32"
     ema_decay: float | None = None
@@ -213,6 +221,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, f"a batch_size of 1 or more; got {self.batch_size}.")
+        check_train_splits(self.train_splits)
         require(self.evaluate_every >= 1, f"an evaluate_every of 1 epoch or more; got {self.evaluate_every}.")
         require(self.ema_decay is None or 0 < self.ema_decay < 1, f"an ema_decay in (0, 1); got {self.ema_decay}.")
         require(self.eval_crop is None or 0 < self.eval_crop <= 1, f"an eval_crop in (0, 1]; got {self.eval_crop}.")

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 
 from mixlab.backbone import Backbone
-from mixlab.choices import make
+from mixlab.choices import make, plain
+from mixlab.class_map import read_class_map
 from mixlab.config import parse_image_size
 from mixlab.data.base import ImageData
 from mixlab.data.loader import Loader, explain_dead_workers
@@ -35,7 +36,7 @@ from mixlab.training.fits import micro_batch
 from mixlab.training.loop import DTYPES, Callback, Metrics, Task, Trainer
 from mixlab.training.optimise import freeze
 from mixlab.training.processes import Processes, processes
-from mixlab.training.recipe import load_recipe, parse_recipe
+from mixlab.training.recipe import check_train_splits, load_recipe, parse_recipe
 from mixlab.training.watch import Files, ProgressBar, TensorBoard
 from mixlab.version import VERSION
 from mixlab.weights import save_weights
@@ -56,6 +57,7 @@ class RunConfig:
     recipe: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)  # overrides of the model
     weights: str | None = None  # to start from
+    class_map: str | None = None  # a file that says which rows of the weights' classifier are the classes of the data
     seed: int = 0
     micro: int | None = None  # images per process at once; None: as many as fit
     workers: int = 2
@@ -80,6 +82,7 @@ class RunResult:
     best: Metrics | None
     test: Metrics | None
     stopped: bool
+    evaluated_on: str | None  # the split of `history`; None: nothing was left to evaluate on
     model: Any = field(repr=False)  # a Backbone, a segmenter or a detector; None if its weights were not kept
 
 
@@ -112,6 +115,7 @@ def run_config(
     **settings: Any,
 ) -> RunConfig:
     resolved = load_recipe(recipe, model=model, changes=changes)
+    settings = {"train_splits": resolved.train_splits, **settings}
     row = {"model": model, "data": os.fspath(data), "recipe": resolved.plain(), **settings}
     config: RunConfig = make(RunConfig, row, "the run")
     return config
@@ -153,7 +157,8 @@ def finished(folder: Path, keep: Keep = "all") -> RunResult | None:
     row = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     if keep != "results":
         model = create_model(weights=file) if task_of(file) == "classification" else load_dense(file)
-    return RunResult(folder, tuple(row["history"]), row["best"], row["test"], False, model)
+    split = row.get("evaluated_on", "val")
+    return RunResult(folder, tuple(row["history"]), row["best"], row["test"], False, split, model)
 
 
 def discard(folder: Path, keep: Keep) -> None:
@@ -225,6 +230,7 @@ class Preparation:
     def __init__(self, config: RunConfig, folder: Path, own: Processes, *, resumed: bool = False) -> None:
         self.config, self.folder, self.processes, self.resumed = config, folder, own, resumed
         self.recipe = parse_recipe(config.recipe, "the run's recipe")
+        check_train_splits(config.train_splits)
         check_precision(self.recipe.precision, own.device)
         self.train_data, self.val_data = self.open_splits()
         torch.manual_seed(seed_of(config.seed, 1))
@@ -242,7 +248,17 @@ class Preparation:
         return open_data(self.config.data, split)
 
     def build(self, options: dict[str, Any]) -> Model:
-        return create_model(self.config.model, weights=self.config.weights, **options)
+        """With the transform of evaluation in its config: a weight file is evaluated as it was here."""
+        recipe = self.recipe
+        size = recipe.image_size if recipe.eval_image_size is None else recipe.eval_image_size
+        kept = {"crop": recipe.eval_crop, "crop_mode": recipe.eval_crop_mode, "image_size": size}
+        kept = {key: value for key, value in kept.items() if value is not None}
+        preprocessing = plain(options.get("preprocessing", {}))
+        config, weights = self.config, self.config.weights
+        if config.class_map is not None:
+            require(weights is not None, "weights for a class map: it says which rows of their classifier to keep.")
+            options["class_map"] = read_class_map(config.class_map, self.train_data.class_names, str(weights))
+        return create_model(config.model, weights=weights, **{**options, "preprocessing": {**kept, **preprocessing}})
 
     def own_image_size(self) -> tuple[int, int]:
         assert isinstance(self.model, Backbone)
@@ -256,7 +272,7 @@ class Preparation:
         mixes = words.mixup > 0 or words.cutmix > 0
         return Classification(
             train=self.loader(self.train_data, transform, training=True, batch=self.micro),
-            val=self.evaluation_loader(self.val_data),
+            val=None if self.val_data is None else self.evaluation_loader(self.val_data),
             mix=BatchMix(words, model.num_classes) if mixes else None,
             label_smoothing=words.label_smoothing,
             processes=self.processes,
@@ -267,15 +283,18 @@ class Preparation:
 
     # -- the parts -------------------------------------------------------------------------------
 
+    @property
+    def evaluated_on(self) -> str | None:
+        """The split that is evaluated in training: the first one that is not trained on."""
+        unseen = [name for name in self.splits() if name not in ("train", *self.config.train_splits)]
+        return next((name for name in ("val", "test") if name in unseen), None)
+
     def open_splits(self) -> tuple[Any, Any]:
-        names = self.splits()
+        """What is trained on and what is evaluated; None where nothing is left for that."""
         parts = [self.open(name) for name in self.config.train_splits]
-        evaluated = next((name for name in ("val", "test") if name in names), None)
-        if evaluated is None:
-            raise DataError(f"{self.config.data} has no val or test split to evaluate on; it has {', '.join(names)}.")
-        val = self.open(evaluated)
-        for part in parts:
-            require_same_classes(part, val)
+        val = None if self.evaluated_on is None else self.open(self.evaluated_on)
+        for part in parts[1:] if val is None else parts:
+            require_same_classes(part, parts[0] if val is None else val)
         if len(parts) == 1:
             return parts[0], val
         if not all(isinstance(part, ImageData) for part in parts):
@@ -340,12 +359,8 @@ class Preparation:
 
     def evaluation_loader(self, data: Any) -> Loader:
         assert isinstance(self.model, Backbone)
-        model, recipe = self.model.config, self.recipe
-        size = self.image_size if recipe.eval_image_size is None else parse_image_size(recipe.eval_image_size)
-        crop = model.preprocessing.crop if recipe.eval_crop is None else recipe.eval_crop
-        transform = eval_transform(
-            size, model.preprocessing, model.in_channels, crop, model.preprocessing.interpolation
-        )
+        model = self.model.config
+        transform = eval_transform(model.evaluation_size, model.preprocessing, model.in_channels)
         return self.loader(data, transform, training=False, batch=self.micro)
 
     # -- the run ---------------------------------------------------------------------------------
@@ -369,6 +384,7 @@ class Preparation:
             sharding=config.sharding,
             callbacks=[*own, *callbacks],
             save_updates=config.save_updates,
+            selects=self.evaluated_on == "val" or "val" not in self.splits(),
         )
         if self.resumed and has_state(self.folder):
             trainer.resume()
@@ -398,16 +414,18 @@ class Preparation:
             if self.processes.first:
                 if self.config.keep != "results":
                     save_weights(whole, self.folder / FINAL)
-                result = {"history": trainer.history, "best": trainer.best, "test": test}
+                result: dict[str, Any] = {"history": trainer.history, "best": trainer.best, "test": test}
+                result["evaluated_on"] = self.evaluated_on
                 write_whole(self.folder / RESULT, json.dumps(result, indent=1))
                 discard(self.folder, self.config.keep)
         model = trainer.evaluated
         assert isinstance(model, (Backbone, DenseModel))
-        return RunResult(self.folder, tuple(trainer.history), trainer.best, test, trainer.stopping, model)
+        history, split = tuple(trainer.history), self.evaluated_on
+        return RunResult(self.folder, history, trainer.best, test, trainer.stopping, split, model)
 
     def test(self, trainer: Trainer) -> Metrics | None:
         """The test split, if the data has one that training did not look at."""
-        if "test" not in self.splits() or "val" not in self.splits():
+        if "test" not in self.splits() or self.evaluated_on != "val":
             return None
         trainer.evaluated.eval()
         with trainer.wrapped.with_whole_weights(), torch.inference_mode(), trainer.autocast():

@@ -330,7 +330,7 @@ def test_caformer_detects_with_windows_that_cost_what_the_paper_says(kind: Any, 
 def test_a_detector_has_the_mixers_of_its_paper_unless_others_are_asked_for() -> None:
     """MetaFormer, section 3.2: sliding windows, because of the large images."""
     assert mixers_of(small(backbone="caformer_pico")) == ["sepconv", "sepconv", "window_attention", "window_attention"]
-    options = {"backbone_options": {"mixers": ["sepconv", "pool", "pool", "attention"]}}
+    options: dict[str, Any] = {"backbone_options": {"mixers": ["sepconv", "pool", "pool", "attention"]}}
     assert mixers_of(small(backbone="caformer_pico", **options)) == ["sepconv", "pool", "pool", "attention"]
     assert mixers_of(small(backbone="caformer_pico", backbone_options={"drop_path": 0.1}))[3] == "window_attention"
     assert mixers_of(small(backbone="convformer_pico")) == ["sepconv"] * 4
@@ -350,6 +350,6 @@ def test_weights_of_a_classifier_with_global_attention_fill_windows_without_a_wa
         detector = small(backbone="caformer_pico", weights=tmp_path / "classifier.safetensors")
     ours, theirs = detector.backbone.state_dict(), classifier.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.startswith("head."))
-    options = {"backbone_options": {"mixers": ["sepconv", "sepconv", "window_attention", "attention"]}}
+    options: dict[str, Any] = {"backbone_options": {"mixers": ["sepconv", "sepconv", "window_attention", "attention"]}}
     with pytest.warns(UserWarning, match="other mixers"):
         small(backbone="caformer_pico", weights=tmp_path / "classifier.safetensors", **options)

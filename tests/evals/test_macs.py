@@ -86,7 +86,7 @@ def test_window_attention_costs_less_than_attention_on_large_images() -> None:
 
 def test_window_attention_counts_the_keys_that_a_query_sees() -> None:
     """Not those of the tiles that the implementation cuts: a window of 5 x 5 at every token of a grid of 16 x 12."""
-    options = {"depths": [1], "class_tokens": 1, "pool": "class_token"}
+    options: dict[str, Any] = {"depths": [1], "class_tokens": 1, "pool": "class_token"}
     window = mixlab.create_model("identityformer_s_iso", **options, mixers={"name": "window_attention", "window": 5})
     whole = mixlab.create_model("identityformer_s_iso", **options, mixers="attention")
     tokens, dim, size = 16 * 12, 384, (256, 192)

@@ -338,6 +338,7 @@ COLUMNS = [
     ("sequencer_imagenet_392", SEQUENCER_6, 1, ["sequencer2d_l"]),
     ("sequencer_transfer", SEQUENCER_6, 2, SEQUENCERS),
     ("sequencer_transfer_cifar", SEQUENCER_6, 2, SEQUENCERS),
+    ("sequencer_transfer_flowers", SEQUENCER_6, 2, SEQUENCERS),
     ("vision_lstm_imagenet_192", VISION_LSTM_10, 0, VIL),
     ("vision_lstm_imagenet_224", VISION_LSTM_10, 1, VIL),
     ("vision_lstm_vtab", VISION_LSTM_11, 0, VIL),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mixlab.backbone import Backbone
 from mixlab.data.object_transforms import restored
-from mixlab.data.transforms import Resize, centre_steps, eval_transform
+from mixlab.data.transforms import Resize, eval_transform, evaluation_steps
 from mixlab.dense.base import DenseModel
 from mixlab.dense.segmenter import Segmenter
 from mixlab.deploy.serving import answers
@@ -67,13 +67,14 @@ class Classifier:
         self.classes = model.config.num_classes
         if not self.classes:
             raise ConfigError(f"{model.config.name!r} has no classifier: there are no classes to serve.")
-        height, width = model.config.image_size
-        self.image_size = height, width
+        self.image_size = model.config.evaluation_size
         self.names = model.class_names or tuple(str(index) for index in range(self.classes))
         self.transform = eval_transform(
             self.image_size, settings, model.config.in_channels, settings.crop, settings.interpolation
         )
-        self.resize: Resize = centre_steps(self.image_size, settings.crop, settings.interpolation)[0]
+        self.resize: Resize = evaluation_steps(
+            self.image_size, settings.crop, settings.interpolation, settings.crop_mode
+        )[0]
 
     def prepare(self, data: bytes, asked: answers.AskedClasses) -> Prepared:
         image = decoded(data)
@@ -81,7 +82,7 @@ class Classifier:
 
     def seen_part(self, image: Image.Image) -> list[float]:
         """Left, top, right, bottom of the centre crop, in the image's pixels."""
-        height, width = self.resize.covering(image)
+        height, width = self.resize.size_of(image)
         top, left = round((height - self.image_size[0]) / 2), round((width - self.image_size[1]) / 2)
         across, down = image.width / width, image.height / height
         right, bottom = left + self.image_size[1], top + self.image_size[0]
