@@ -295,6 +295,17 @@ class Backbone(nn.Module):
         return frozenset(name for name, p in self.named_parameters() if p.ndim <= 1 or name in spared)
 
     @property
+    def decayed_when_released(self) -> frozenset[str]:
+        """Parameters that `no_decay` spares and weight decay touched in the training of the released weights."""
+        places = [
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            for name in getattr(module, "undecayed_here_only", ())
+        ]
+        trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        return frozenset(name for name in trained if any(f"{name}.".startswith(f"{place}.") for place in places))
+
+    @property
     def class_activation(self) -> tuple[nn.Module, Callable[[Tensor, tuple[int, int]], Tensor]]:
         """For class-activation maps: the module whose output they weigh, and what makes an NCHW map of that output.
 

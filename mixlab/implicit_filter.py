@@ -81,6 +81,7 @@ class ImplicitFilter(nn.Module):
     """
 
     undecayed = ("positions", "distance")
+    undecayed_here_only = ("positions", "frequencies", "decay", "shift")  # these decayed in the released training
 
     def __init__(
         self,

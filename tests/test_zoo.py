@@ -119,6 +119,17 @@ HYENA: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_uni_directional_sequencer_with_twice_the_width_has_the_papers_parameters() -> None:
+    """Table 2c as the text describes it; the released code keeps the width, for 21.0M."""
+    doubled = {"name": "rnn2d", "bidirectional": False, "hidden_ratio": 0.5}
+    with torch.device("meta"):
+        wide, narrow = (
+            mixlab.create_model("sequencer2d_s", mixers=doubled),
+            mixlab.create_model("sequencer2d_s_unidirectional"),
+        )
+    assert [round(sum(p.numel() for p in one.parameters()) / 1e6, 1) for one in (wide, narrow)] == [29.9, 21.0]
+
+
 @pytest.mark.parametrize("size", [(224, 224), (97, 131)])
 @pytest.mark.parametrize("ablation", sorted(HYENA))
 def test_every_line_of_table_3_of_hyenapixel_builds_and_trains(ablation: str, size: tuple[int, int]) -> None:

@@ -59,6 +59,10 @@ class DenseModel(nn.Module):
         spared = {f"{prefix}{name}" for name in self.backbone.no_decay}
         return frozenset(spared | {n for n, p in self.named_parameters() if not n.startswith(prefix) and p.ndim <= 1})
 
+    @property
+    def decayed_when_released(self) -> frozenset[str]:
+        return frozenset(f"{self.backbone_path}{name}" for name in self.backbone.decayed_when_released)
+
 
 Model = Backbone | DenseModel  # what can be trained and saved
 

@@ -1,8 +1,9 @@
-"""Hyena: a product of two projections, one global convolution, a product with the third (HyenaPixel, Eq. 4).
+"""Hyena: a product of two projections, a global convolution, a product with the next one (HyenaPixel, Eqs. 1 and 4).
 
 `hyena` looks back along the tokens, `hyena_bidirectional` (H_b) both ways, `hyena_pixel` (H_px) over the plane.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,6 +30,7 @@ from mixlab.implicit_filter import (
 from mixlab.kept import Keeper, Kept, may_keep
 from mixlab.layers import DepthwiseConv, is_depthwise, known_norm, normed, through, weights_of
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
+from mixlab.modules import Modules
 from mixlab.native import may_run
 from mixlab.native.depthwise import convolve_and_multiply, joins
 from mixlab.native.steps import OUT, Place, Product, Steps, Sum
@@ -42,7 +44,8 @@ KEPT_NUMBERS = 2**20  # a spectrum with more is made anew from the kept kernel: 
 class HyenaOptions:
     """`bands`: frequencies of the position features; `hidden` and `layers`: width (4 * bands unless given) and inner
     layers of the network that makes the filter; `short`: taps of the convolution behind the projections; `norm`: layer
-    norms behind the first and the last product. `form` and `reuse` say how it is computed, not what: `form` forces one
+    norms behind the first and the last product; `order`: O of Eq. 1, which takes O + 1 projections and O - 1 global
+    convolutions. `form` and `reuse` say how it is computed, not what: `form` forces one
     form of the long convolution, `reuse` keeps filters in eval mode until something changes.
     """
 
@@ -51,10 +54,12 @@ class HyenaOptions:
     layers: int = 2
     short: int = 3
     norm: bool = False
+    order: int = 2
     form: Form | None = field(default=None, compare=False)
     reuse: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
+        require(self.order >= 2, f"an order of 2 or more; got {self.order}.")
         require(self.bands >= 1, f"bands of 1 or more; got {self.bands}.")
         require(self.hidden is None or self.hidden >= 1, f"a hidden width of 1 or more; got {self.hidden}.")
         require(self.layers >= 0, f"layers of 0 or more; got {self.layers}.")
@@ -78,11 +83,12 @@ class HyenaPixelOptions:
     filter: Literal["implicit", "separable"] = "implicit"
     features: Literal["1d", "2d"] = "2d"
     larger: Literal["pad", "resample"] = "pad"
+    order: int = 2
     form: Form | None = field(default=None, compare=False)
     reuse: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
-        HyenaOptions(self.bands, self.hidden, self.layers, self.short)
+        HyenaOptions(self.bands, self.hidden, self.layers, self.short, order=self.order)
         sides = self.kernel if isinstance(self.kernel, tuple) else (self.kernel or 1,) * 2
         odd = len(sides) == 2 and all(side >= 1 and side % 2 == 1 for side in sides)
         require(odd, f"a kernel of one or two odd sides; got {self.kernel}.")
@@ -216,19 +222,16 @@ KERNEL_CONVS = (SequenceConv, PlaneConv)  # what kernels know; others may do som
 
 
 class SeparableConv(nn.Module):
-    """Explicit kernels k x 1, then 1 x k, plus a factor per channel (Table 3)."""
-
-    undecayed = ("bias",)
+    """Explicit kernels: 1 x k, then k x 1, each with a bias (Table 3, as in the released code)."""
 
     def __init__(self, dim: int, kernel: tuple[int, int]) -> None:
         super().__init__()
         height, width = kernel
-        self.down = DepthwiseConv(dim, (height, 1), bias=False)
-        self.across = DepthwiseConv(dim, (1, width), bias=False)
-        self.bias = nn.Parameter(torch.randn(dim))
+        self.across = DepthwiseConv(dim, (1, width), bias=True)
+        self.down = DepthwiseConv(dim, (height, 1), bias=True)
 
     def forward(self, tokens: Tensor, grid: Grid, factor: Tensor | None = None) -> Tensor:
-        out = grid.from_map(self.across(self.down(grid.to_map(tokens)))) + self.bias * tokens
+        out = grid.from_map(self.down(self.across(grid.to_map(tokens))))
         return out if factor is None else out * factor
 
 
@@ -236,9 +239,9 @@ class SeparableConv(nn.Module):
 
 
 class Hyena(Mixer):
-    """Three projections with a short convolution each; two are multiplied, convolved and multiplied with the third.
+    """Projections with a short convolution each: two are multiplied, convolved, multiplied with the third, and so on.
 
-    The released code calls the third one first in a sequence and last in the plane: `gate_first`.
+    The released code names them backwards in a sequence and forwards in the plane: `gate_first`.
     """
 
     outruns_compilers = True
@@ -248,7 +251,7 @@ class Hyena(Mixer):
     def __init__(
         self,
         dim: int,
-        conv: LongConv | SeparableConv,
+        convs: Sequence[LongConv | SeparableConv],
         short: tuple[int, int],
         *,
         causal: bool,
@@ -256,11 +259,13 @@ class Hyena(Mixer):
         norm: bool,
     ) -> None:
         super().__init__()
-        self.causal, self.gate_first, self.plane = causal, gate_first, not isinstance(conv, SequenceConv)
-        self.project = nn.Linear(dim, 3 * dim)
-        wide = 3 * dim
+        first, *further = convs
+        self.causal, self.gate_first, self.plane = causal, gate_first, not isinstance(first, SequenceConv)
+        wide = (len(convs) + 2) * dim
+        self.project = nn.Linear(dim, wide)
         self.short = nn.Conv2d(wide, wide, short, groups=wide) if causal else DepthwiseConv(wide, short, bias=True)
-        self.conv = conv
+        self.conv = first
+        self.further: Modules[LongConv | SeparableConv] = Modules(further)  # of an order above 2
         self.inner_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()
         self.outer_norm = nn.LayerNorm(dim, eps=NORM_EPS, bias=False) if norm else nn.Identity()
         self.out = nn.Linear(dim, dim)
@@ -271,13 +276,17 @@ class Hyena(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         bare = Grid(grid.height, grid.width)
-        product, gate = self.gated(through(self.project, grid.image(tokens)), bare)
-        mixed = self.conv(product, bare, gate)
+        product, *gates = self.gated(through(self.project, grid.image(tokens)), bare)
+        mixed = self.conv(product, bare, gates[0])
+        for conv, gate in zip(self.further, gates[1:], strict=True):
+            mixed = conv(mixed, bare, gate)
         return grid.behind_zeros(through(self.out, normed(self.outer_norm, mixed)))
 
     def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
         inner, outer, conv, short = known_norm(self.inner_norm), known_norm(self.outer_norm), self.conv, self.short
         if type(self) is not Hyena or grid.prefix or type(conv) not in KERNEL_CONVS or not is_depthwise(short):
+            return None
+        if len(self.further):
             return None
         layers, dim = (self.project, self.out), tokens.shape[2]
         if inner is None or outer is None or not all(type(layer) is nn.Linear for layer in layers):
@@ -298,7 +307,8 @@ class Hyena(Mixer):
         def write(steps: Steps, x: Place, onto: Sum) -> None:
             wide, product, gate = steps.room(3 * dim), steps.room(dim), steps.room(dim)
             steps.linear(project, x, wide)
-            third = Product(self.order, inner, gate)
+            one, other, last = self.roles
+            third = Product((one, other, last), inner, gate)
             steps.depthwise(taps, (images, over.height, over.width), padding, wide, product, product=third)
             sides = (over.height, over.width) if self.plane else (over.width, 1)  # a sequence is a column
             steps.long_conv(about, spectrum, (images, *sides), product, gate, wide)
@@ -310,23 +320,26 @@ class Hyena(Mixer):
         return Recipe(modules, tensors, write, fits, made=(spectrum,), holds=holds)
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """Which of the three projections are multiplied first, and which one comes last."""
-        return (1, 2, 0) if self.gate_first else (0, 1, 2)
+    def roles(self) -> tuple[int, ...]:
+        """Which two projections are multiplied first, and which one comes after each convolution."""
+        count = len(self.further) + 3
+        forwards = tuple(range(count))
+        return (count - 2, count - 1, *reversed(forwards[: count - 2])) if self.gate_first else forwards
 
-    def gated(self, wide: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The normed product of two parts behind the short convolution, and the third, each (B, H*W, C)."""
-        one, other, gate = self.order
+    def gated(self, wide: Tensor, grid: Grid) -> tuple[Tensor, ...]:
+        """The normed product of two parts behind the short convolution, and the others, each (B, H*W, C)."""
+        one, other, *rest = self.roles
         norm = known_norm(self.inner_norm)
-        if norm is not None and norm.bias is None and is_depthwise(self.short):
+        if not len(self.further) and norm is not None and norm.bias is None and is_depthwise(self.short):
             (kernel, bias), (height, width) = weights_of(self.short), self.short.kernel_size
             image = self.over(grid).to_map(wide).permute(0, 2, 3, 1)
             if may_run(wide, kernel, bias, norm.weight) and joins(image, kernel, bias, norm.weight):
                 padding = (height // 2, width - 1 if self.causal else width // 2)
-                made = convolve_and_multiply(image, kernel, bias, padding, self.order, norm.weight, norm.eps)
+                roles = (one, other, rest[0])
+                made = convolve_and_multiply(image, kernel, bias, padding, roles, norm.weight, norm.eps)
                 return made[0].flatten(1, 2), made[1].flatten(1, 2)
-        parts = self.shorten(wide, grid).chunk(3, -1)
-        return normed(self.inner_norm, parts[one], parts[other]), parts[gate]
+        parts = self.shorten(wide, grid).chunk(len(self.roles), -1)
+        return normed(self.inner_norm, parts[one], parts[other]), *(parts[place] for place in rest)
 
     def over(self, grid: Grid) -> Grid:
         """What the short convolution goes over: the plane or the tokens."""
@@ -339,8 +352,9 @@ class Hyena(Mixer):
         return over.from_map(self.short(image))
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
-        """The long kernels for this grid and the window that fades them out, (C, taps...); an explicit kernel has none:
-        its window is 1.
+        """The kernels of the first long convolution on this grid and the window that fades them out, (C, taps...).
+
+        An explicit kernel has no window: it is 1.
         """
         if isinstance(self.conv, SeparableConv):
             kernels = (self.conv.down.weight * self.conv.across.weight).detach()[:, 0]
@@ -351,7 +365,10 @@ class Hyena(Mixer):
         return {name: values.detach().movedim(-1, 0) for name, values in shown.items()}
 
     def kernel_sources(self) -> tuple[nn.Module, ...]:
-        return (self.conv.down, self.conv.across) if isinstance(self.conv, SeparableConv) else (self.conv.filter,)
+        parts: list[nn.Module] = []
+        for conv in (self.conv, *self.further):
+            parts += (conv.across, conv.down) if isinstance(conv, SeparableConv) else (conv.filter,)
+        return tuple(parts)
 
 
 def sequence_stage(options: HyenaOptions, dim: int, depth: int, grid: Grid, *, causal: bool) -> StageParts:
@@ -360,7 +377,7 @@ def sequence_stage(options: HyenaOptions, dim: int, depth: int, grid: Grid, *, c
     (taps,) = taps_of(grid)
     period = grid.image_tokens if causal else 2 * grid.image_tokens
 
-    def mixer() -> Hyena:
+    def conv() -> SequenceConv:
         time = torch.linspace(0, 1, taps)[:, None] if taps > 1 else torch.zeros(1, 1)
         filter = ImplicitFilter(
             dim,
@@ -373,8 +390,11 @@ def sequence_stage(options: HyenaOptions, dim: int, depth: int, grid: Grid, *, c
             causal=causal,
             taps_of=taps_of,
         )
-        conv = SequenceConv(filter, dim, form=options.form, reuse=options.reuse)
-        return Hyena(dim, conv, (1, options.short), causal=causal, gate_first=True, norm=options.norm)
+        return SequenceConv(filter, dim, form=options.form, reuse=options.reuse)
+
+    def mixer() -> Hyena:
+        convs = [conv() for _ in range(options.order - 1)]
+        return Hyena(dim, convs, (1, options.short), causal=causal, gate_first=True, norm=options.norm)
 
     return StageParts.of(mixer() for _ in range(depth))
 
@@ -414,7 +434,9 @@ def build_plane_stage(options: HyenaPixelOptions, dim: int, depth: int, referenc
         grows = options.larger == "resample"
         return PlaneConv(filter, dim, grows=grows, form=options.form, reuse=options.reuse)
 
-    short = (options.short, options.short)
-    return StageParts.of(
-        Hyena(dim, conv(), short, causal=False, gate_first=False, norm=options.norm) for _ in range(depth)
-    )
+    def mixer() -> Hyena:
+        convs = [conv() for _ in range(options.order - 1)]
+        short = (options.short, options.short)
+        return Hyena(dim, convs, short, causal=False, gate_first=False, norm=options.norm)
+
+    return StageParts.of(mixer() for _ in range(depth))

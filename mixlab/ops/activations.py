@@ -1,11 +1,13 @@
 """StarReLU (MetaFormer, Eq. 15) in as few passes over memory as eager mode allows."""
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.errors import ConfigError
 from mixlab.guards import is_many, is_transformed
 from mixlab.native.linear import run_linear, run_star
 from mixlab.ops.linear import is_fast, is_own_product, is_plain_float, layer_gradients, linear, needs_gradient, product
@@ -60,6 +62,24 @@ class SquaredReLUGradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         kept = torch.relu(*ctx.saved_tensors)
         return 2 * kept * gradient if torch.is_grad_enabled() else (gradient * kept).mul_(2)
+
+
+def star_relu_constants(mean: float = 0.0, variance: float = 1.0) -> tuple[float, float]:
+    """The scale and bias with which StarReLU of normally distributed inputs has mean 0 and variance 1.
+
+    For a standard normal distribution these are 0.8944 and -0.4472 (MetaFormer, Eqs. 11 and 14).
+    """
+    if not (math.isfinite(mean) and 0 < variance < math.inf):
+        raise ConfigError(f"StarReLU's constants need a finite mean and a variance above 0; got {mean}, {variance}.")
+    deviation = math.sqrt(variance)
+    ratio = mean / deviation
+    positive = 0.5 * math.erfc(-ratio / math.sqrt(2))  # how often an input is above 0
+    density = math.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
+    second = (mean**2 + variance) * positive + mean * deviation * density  # E relu(x)^2
+    fourth = (mean**4 + 6 * mean**2 * variance + 3 * variance**2) * positive
+    fourth += (mean**3 * deviation + 5 * mean * deviation**3) * density  # E relu(x)^4
+    spread = math.sqrt(fourth - second**2)
+    return 1 / spread, -second / spread
 
 
 class StarReLUGradient(torch.autograd.Function):

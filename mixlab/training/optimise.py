@@ -31,6 +31,7 @@ def parameter_groups(model: Model, optimiser: Optimiser) -> list[dict[str, Any]]
     if not parameters:
         raise ConfigError("Nothing to train: every parameter of the model is frozen.")
     order, spared = model.layer_order, model.no_decay
+    spared -= model.decayed_when_released if optimiser.decay_filters else frozenset()
     groups = []
     for depth, (_, names) in enumerate(order):
         scale = optimiser.layer_decay ** (len(order) - 1 - depth)
@@ -106,7 +107,8 @@ def scheduler(
         unit = 1 if schedule.epochs is None else updates_per_epoch
         turns = [unit * milestone + 1 for milestone in schedule.milestones]  # timm turns one update early
         return MultiStepLRScheduler(optimiser, decay_t=turns, decay_rate=schedule.factor, warmup_prefix=False, **common)
-    common |= {"t_initial": max(1, length - warmup), "warmup_prefix": True}
+    prefix = schedule.warmup_prefix
+    common |= {"t_initial": max(1, length - warmup if prefix else length), "warmup_prefix": prefix}
     if schedule.name == "polynomial":
         return PolyLRScheduler(optimiser, power=schedule.power, lr_min=least, **common)
     return CosineLRScheduler(optimiser, lr_min=least if schedule.name == "cosine" else peak, **common)

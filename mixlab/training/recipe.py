@@ -32,7 +32,8 @@ class Optimiser:
     """The learning rate is `lr * batch_size / lr_divisor`, or `lr` itself without a divisor.
 
     `layer_decay` multiplies it once per layer that lies between a parameter and the head, `backbone_scale` once in all
-    layers but the head.
+    layers but the head. `decay_filters`: weight decay also touches the positions, frequencies, decay and shift of
+    implicit filters, which it spares otherwise.
     """
 
     name: Literal["adamw", "lamb", "sgd"] = "adamw"
@@ -44,6 +45,7 @@ class Optimiser:
     clip_norm: float | None = None
     layer_decay: float = 1.0
     backbone_scale: float = 1.0
+    decay_filters: bool = False
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, f"a learning rate above 0; got {self.lr}.")
@@ -61,7 +63,8 @@ class Schedule:
     """A length in `epochs` or `updates`, the warm-up included; the cool-down comes on top of it.
 
     "polynomial" falls to `min_lr` with a `power`; "step" multiplies the rate with `factor` at each of the `milestones`,
-    which are in the unit of the length.
+    which are in the unit of the length. With `warmup_prefix` a cosine or polynomial begins after the warm-up; without,
+    it begins with the first update and the warm-up hides its beginning.
     """
 
     name: Literal["cosine", "constant", "polynomial", "step"] = "cosine"
@@ -70,6 +73,7 @@ class Schedule:
     warmup_epochs: int = 0
     warmup_updates: int = 0
     warmup_lr: float = 1e-6
+    warmup_prefix: bool = True
     min_lr: float = 1e-6
     cooldown_epochs: int = 0
     power: float = 1.0

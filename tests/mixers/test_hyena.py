@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import mixlab
@@ -10,7 +11,7 @@ from mixlab.errors import ConfigError, WeightsError
 from mixlab.grid import Grid
 from mixlab.implicit_filter import distance_1d, distance_2d, features_1d, features_2d
 from mixlab.mixers import MIXERS, Mixer
-from mixlab.mixers.hyena import Hyena, LongConv, PlaneConv
+from mixlab.mixers.hyena import Hyena, LongConv, PlaneConv, SeparableConv
 from mixlab.ops.longconv import long_conv_1d, long_conv_2d
 from tests.mixers.contract import REFERENCE, MixerContract
 
@@ -36,6 +37,16 @@ class TestSmallPixelKernels(MixerContract):
 class TestGrowingPixelKernels(MixerContract):
     name = "hyena_pixel"
     options = {"larger": "resample"}
+
+
+class TestThirdOrder(MixerContract):
+    name = "hyena_bidirectional"
+    options = {"order": 3}
+
+
+class TestFourthOrderPixel(MixerContract):
+    name = "hyena_pixel"
+    options = {"order": 4, "kernel": 5}
 
 
 class TestSeparable(MixerContract):
@@ -378,6 +389,50 @@ def test_the_explained_kernel_is_the_network_times_the_explained_window(name: st
     positions = conv.filter.resample(conv.filter.positions, conv.taps_for(grid))
     bare = conv.filter.network(positions).movedim(-1, 0)
     torch.testing.assert_close(shown["kernels"], bare * shown["window"])
+
+
+@pytest.mark.parametrize("name", ["hyena", "hyena_bidirectional", "hyena_pixel"])
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_a_higher_order_multiplies_and_convolves_again(name: str, order: int) -> None:
+    """Equation 1: y_0 = p_0 p_1 and y_{i+1} = g(y_i) p_{i+2}; in a sequence the released code counts backwards."""
+    grid, norms = Grid(3, 4), {"norm": False}
+    mixer = build(name, grid, order=order, **norms).double()
+    for parameter in mixer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.requires_grad else None
+    tokens = torch.randn(2, 12, 6, dtype=torch.float64)
+    parts = list(mixer.shorten(mixer.project(tokens), grid).chunk(order + 1, -1))
+    assert len(parts) == order + 1
+    if name != "hyena_pixel":
+        parts = [*reversed(parts[:-2]), *parts[-2:]]
+        parts = [*parts[-2:], *parts[:-2]]
+    y = parts[0] * parts[1]
+    for conv, part in zip([mixer.conv, *mixer.further], parts[2:], strict=True):
+        y = conv(y, grid) * part
+    with torch.no_grad():
+        torch.testing.assert_close(mixer(tokens, grid), mixer.out(y))
+
+
+@pytest.mark.parametrize("order", [1, 0])
+def test_an_order_without_a_convolution_is_an_error(order: int) -> None:
+    with pytest.raises(ConfigError, match="order of 2 or more"):
+        build("hyena", order=order)
+
+
+def test_separable_kernels_go_across_then_down_with_biases_and_nothing_beside_them() -> None:
+    """The released form of Table 3: v * vertical(horizontal(qk))."""
+    mixer, grid = build("hyena_pixel", filter="separable", kernel=(3, 5), norm=False), Grid(4, 5)
+    for parameter in mixer.parameters():
+        torch.nn.init.normal_(parameter)
+    assert {name for name, _ in mixer.conv.named_parameters()} == {
+        *("across.weight", "across.bias", "down.weight", "down.bias")
+    }
+    tokens = torch.randn(2, 20, 6)
+    conv = mixer.conv
+    assert isinstance(conv, SeparableConv)
+    image = tokens.transpose(1, 2).unflatten(2, (4, 5))
+    across = F.conv2d(image, conv.across.weight, conv.across.bias, padding=(0, 2), groups=6)
+    down = F.conv2d(across, conv.down.weight, conv.down.bias, padding=(1, 0), groups=6)
+    torch.testing.assert_close(conv(tokens, grid), down.flatten(2).transpose(1, 2), rtol=1e-4, atol=1e-5)
 
 
 def test_an_explicit_kernel_has_no_window() -> None:

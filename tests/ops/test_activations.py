@@ -1,12 +1,14 @@
 import pytest
 import torch
 
+from mixlab.errors import ConfigError
 from mixlab.native import has_wide_vectors, kernels
 from mixlab.ops.activations import (
     linear_star_relu,
     may_join_star,
     squared_relu,
     star_relu,
+    star_relu_constants,
     star_relu_linear,
     star_relu_linear_reference,
     star_relu_reference,
@@ -91,3 +93,26 @@ def test_star_relu_behind_a_linear_layer_equals_one_after_the_other(with_offset:
         found.append([out, *once, *first, *torch.autograd.grad(first[0].square().sum(), wanted[:2])])
     for single, double in zip(*found, strict=True):
         torch.testing.assert_close(single, double.float(), rtol=1e-4, atol=1e-5 * float(double.abs().max()))
+
+
+@pytest.mark.parametrize(("mean", "variance"), [(0.0, 1.0), (0.7, 2.0), (-1.2, 0.5), (3.0, 0.1)])
+def test_star_relu_constants_give_mean_0_and_variance_1(mean: float, variance: float) -> None:
+    """Integrated over the density instead of derived (MetaFormer, Eq. 11)."""
+    scale, bias = star_relu_constants(mean, variance)
+    deviation = variance**0.5
+    x = torch.linspace(mean - 12 * deviation, mean + 12 * deviation, 200_001, dtype=torch.float64)
+    density = torch.exp(-0.5 * ((x - mean) / deviation) ** 2)
+    density /= density.sum()
+    y = scale * torch.relu(x) ** 2 + bias
+    assert float((density * y).sum()) == pytest.approx(0, abs=1e-6)
+    assert float((density * y**2).sum()) == pytest.approx(1, abs=1e-6)
+
+
+def test_star_relu_constants_of_a_standard_normal_are_the_papers() -> None:
+    assert star_relu_constants() == pytest.approx((0.8944, -0.4472), abs=5e-5)
+
+
+@pytest.mark.parametrize(("mean", "variance"), [(0.0, 0.0), (0.0, -1.0), (float("nan"), 1.0), (0.0, float("inf"))])
+def test_star_relu_constants_of_no_distribution_are_an_error(mean: float, variance: float) -> None:
+    with pytest.raises(ConfigError, match="variance above 0"):
+        star_relu_constants(mean, variance)

@@ -13,7 +13,7 @@ from mixlab.training.optimise import (
     parameter_groups,
     total_updates,
 )
-from mixlab.training.recipe import Optimiser, Recipe, Schedule
+from mixlab.training.recipe import Optimiser, Recipe, Schedule, list_recipes, load_recipe
 
 
 def recipe(**changes: object) -> Recipe:
@@ -42,6 +42,30 @@ def test_layer_decay_follows_the_models_own_layers_and_pairs_count_once() -> Non
         parameter = model.get_parameter(f"stages.0.blocks.{block}.token.branches.0.mixer.up.weight")
         assert scale[id(parameter)] == 0.5 ** (blocks // 2 - block // 2)
     assert scale[id(model.get_parameter("stem.conv.weight"))] == 0.5 ** (blocks // 2 + 1)
+
+
+@pytest.mark.parametrize("name", ["hpx_former_pico", "hb_former_pico"])
+def test_weight_decay_touches_filters_if_the_released_training_did(name: str) -> None:
+    """timm's rule there: everything that has several axes in the released code and is no bias."""
+    model = mixlab.create_model(name, num_classes=2)
+    named = {id(p): name for name, p in model.named_parameters()}
+
+    def decayed(settings: Optimiser) -> set[str]:
+        groups = parameter_groups(model, settings)
+        return {named[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
+
+    released = load_recipe("hyenapixel_imagenet", model=name).optimiser
+    more = decayed(released) - decayed(Optimiser(lr=1.0, weight_decay=0.05))
+    parts = {"positions", "decay", "shift"} if name.startswith("hpx") else {"positions"}
+    assert {path.rpartition("filter.")[2].split(".")[0] for path in more} == parts | {"frequencies"}
+    assert not {path for path in decayed(released) if path.endswith((".bias", "norm.weight"))}
+
+
+def test_only_the_recipes_of_hyenapixel_decay_filters() -> None:
+    told = {name: load_recipe(name).optimiser.decay_filters for name in list_recipes()}
+    assert {name for name, decays in told.items() if decays} == {
+        *("hyenapixel_imagenet", "hyenapixel_ablation", "hyenapixel_finetune_384", "hyenapixel_finetune_512")
+    }
 
 
 def test_the_rate_scales_with_the_batch_by_the_papers_divisor() -> None:
@@ -91,6 +115,30 @@ def test_a_probe_trains_the_head_alone() -> None:
         freeze(mixlab.create_model("caformer_pico", num_classes=0), recipe(train_only="head"))
     with pytest.raises(ConfigError, match="Nothing to train"):
         parameter_groups(model.requires_grad_(False), Optimiser(lr=1.0))
+
+
+def test_a_warm_up_may_lie_over_the_beginning_of_the_decay() -> None:
+    """As in timm's scripts: after 2 of 10 epochs the cosine stands where it would stand without a warm-up."""
+    before, over = (
+        rates(Schedule(epochs=10, warmup_epochs=2, warmup_lr=0.0, min_lr=0.0, warmup_prefix=prefix), 5)
+        for prefix in (True, False)
+    )
+    plain = rates(Schedule(epochs=10, min_lr=0.0), 5)
+    assert over[:10] == before[:10]
+    assert over[10:] == pytest.approx(plain[10:])
+    assert before[10] == pytest.approx(1.0)
+    assert max(abs(one - other) for one, other in zip(before, over, strict=True)) > 0.05
+
+
+def test_schedules_begin_as_those_of_their_authors() -> None:
+    """timm's scripts lay the warm-up over the decay; Vision-LSTM's own code puts it in front."""
+    told = {name: load_recipe(name).schedule for name in list_recipes()}
+    warm = {name for name, one in told.items() if (one.warmup_epochs or one.warmup_updates) and one.name != "step"}
+    timms = ("hyenapixel", "metaformer", "convformer", "caformer", "sequencer", "coat", "deit_")
+    for name in warm - {"hyenapixel_ade20k"}:
+        if name.startswith((*timms, "vision_lstm", "deit3")):
+            assert told[name].warmup_prefix == (not name.startswith(timms)), name
+    assert told["hyenapixel_ade20k"].warmup_prefix
 
 
 def test_a_polynomial_falls_to_its_end_after_the_warm_up() -> None:
