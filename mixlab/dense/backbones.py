@@ -6,6 +6,7 @@ from os import PathLike
 from typing import Any
 
 from mixlab.backbone import Backbone
+from mixlab.dense.timm_maps import is_timm, timm_maps
 from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError
 from mixlab.weights import load_weights
@@ -22,8 +23,10 @@ def backbone_for(
 ) -> Backbone:
     """A new one by name, or the one that is given; without a classifier, and with the weights of a file.
 
-    `usual` options hold for a named backbone unless `options` say otherwise.
+    `usual` options hold for a named backbone unless `options` say otherwise. "timm:NAME" is a model of timm.
     """
+    if is_timm(backbone):
+        return timm_maps(str(backbone), options, weights)
     unasked = {key: value for key, value in (usual or {}).items() if key not in (options or {})}
     if isinstance(backbone, str):
         backbone = create_model(backbone, **{**unasked, **(options or {}), "num_classes": 0})

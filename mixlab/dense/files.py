@@ -8,7 +8,9 @@ import torch
 
 from mixlab.backbone import Backbone
 from mixlab.build import build
+from mixlab.config import ModelConfig
 from mixlab.dense.base import DenseModel
+from mixlab.dense.timm_maps import TimmMaps, is_timm
 from mixlab.errors import WeightsError
 from mixlab.fitting import differences
 from mixlab.weights import read
@@ -21,15 +23,19 @@ def load_dense(path: str | PathLike[str]) -> DenseModel:
     if about.task is None or not about.configs:
         raise WeightsError(f"{path} holds no segmenter or detector: use create_model(weights=...) for a classifier.")
     with torch.device("meta"):
-        model = build_dense(about.task["name"], build(about.configs[0]), about.task["config"])
+        model = build_dense(about.task["name"], build_backbone(about.configs[0]), about.task["config"])
     own = model.state_dict()
     problems = differences(dict(checkpoint.tensors), own)
     if problems:
         raise WeightsError(f"{path} does not fit the {about.task['name']} model that it describes: {problems}")
-    fresh = build_dense(about.task["name"], build(about.configs[0]), about.task["config"])
+    fresh = build_dense(about.task["name"], build_backbone(about.configs[0]), about.task["config"])
     fresh.load_state_dict(checkpoint.tensors)
     fresh.class_names = about.class_names
     return fresh
+
+
+def build_backbone(config: ModelConfig) -> Backbone:
+    return TimmMaps(config) if is_timm(config.name) else build(config)
 
 
 def task_of(path: str | PathLike[str]) -> str:

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from mixlab.dense.timm_maps import is_timm
 from mixlab.errors import ConfigError, near_misses
 from mixlab.zoo import list_models
 
@@ -17,7 +18,7 @@ def is_whole_task(text: str) -> bool:
 def check_whole_task(text: str) -> tuple[str, str]:
     """The head and the backbone, or an error."""
     head, _, name = text.partition(":")
-    if name not in list_models():
+    if not is_timm(name) and name not in list_models():
         raise ConfigError(f"{text!r} names no backbone behind the colon. {near_misses(name, list_models())}")
     return head, name
 

@@ -13,6 +13,7 @@ from mixlab.dense.base import DenseModel
 from mixlab.dense.detector import DetectorConfig, create_detector
 from mixlab.dense.files import load_dense, task_of
 from mixlab.dense.segmenter import Segmenter, create_segmenter
+from mixlab.dense.timm_maps import PRETRAINED
 from mixlab.errors import ConfigError, DataError
 from mixlab.evals.detection import coco
 from mixlab.tasks.detection import Detection, precision
@@ -37,7 +38,7 @@ class DensePreparation(Preparation):
     def build(self, options: dict[str, Any]) -> DenseModel:
         """The decoder or detector on the named backbone, or the whole model of a weight file."""
         weights = self.config.weights
-        if weights is None or task_of(weights) != self.task_name:
+        if weights in (None, PRETRAINED) or task_of(str(weights)) != self.task_name:
             return self.create({name: value for name, value in options.items() if name != "num_classes"}, weights)
         model = load_dense(weights)
         if model.backbone.config.name != self.config.model:

@@ -1,7 +1,8 @@
 """Parameters in groups, the optimiser over them, and the learning rate at every update."""
 
+import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,16 +33,47 @@ def parameter_groups(model: Model, optimiser: Optimiser) -> list[dict[str, Any]]
         raise ConfigError("Nothing to train: every parameter of the model is frozen.")
     order, spared = model.layer_order, model.no_decay
     spared -= model.decayed_when_released if optimiser.decay_filters else frozenset()
+    factors = rate_factors(parameters, optimiser)
+    layers = [name for name, _ in order]
+    steps = convnext_steps(layers) if optimiser.layer_groups == "convnext" else range(len(order) - 1, -1, -1)
     groups = []
-    for depth, (_, names) in enumerate(order):
-        scale = optimiser.layer_decay ** (len(order) - 1 - depth)
-        scale *= optimiser.backbone_scale if depth < len(order) - 1 else 1.0
-        for decays in (True, False):
-            own = [parameters[name] for name in names if name in parameters and (name not in spared) == decays]
-            if own:
-                decay = optimiser.weight_decay if decays else 0.0
-                groups.append({"params": own, "weight_decay": decay, "lr_scale": scale})
+    for place, ((_, names), step) in enumerate(zip(order, steps, strict=True)):
+        scale = optimiser.layer_decay**step * (optimiser.backbone_scale if place < len(order) - 1 else 1.0)
+        for name in names:
+            if name in parameters:
+                decay = 0.0 if name in spared else optimiser.weight_decay
+                factor = scale * factors.get(name, 1.0)
+                groups.append({"params": [parameters[name]], "weight_decay": decay, "lr_scale": factor})
     return merged(groups)
+
+
+def rate_factors(names: Iterable[str], optimiser: Optimiser) -> dict[str, float]:
+    """The factor of each parameter that a pattern fits; the first that fits counts."""
+    known = list(names)
+    found: dict[str, float] = {}
+    for pattern, factor in reversed(optimiser.rate_factors):
+        found |= dict.fromkeys(fnmatch.filter(known, pattern), float(factor))
+    if optimiser.rate_factors and not found:
+        told = ", ".join(repr(pattern) for pattern, _ in optimiser.rate_factors)
+        raise ConfigError(f"No trained parameter fits the rate_factors {told}; names are such as {known[-1]!r}.")
+    return found
+
+
+def convnext_steps(layers: Sequence[str]) -> list[int]:
+    """How many of ConvNeXt's groups lie between each layer and the head: 7 for the stem, 1 for the last stage."""
+    places = [re.fullmatch(r"(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)", name) for name in layers]
+    blocks = [(int(place[1]), int(place[2])) for place in places if place is not None]
+    if {stage for stage, _ in blocks} != {0, 1, 2, 3}:
+        raise ConfigError("layer_groups = 'convnext' is for models of four stages. Use layer_groups = 'blocks'.")
+    third = 1 + max(block for stage, block in blocks if stage == 2)
+
+    def group(layer: str, place: "re.Match[str] | None") -> int:
+        if place is None:
+            return 0 if layer.endswith("stem") else 7
+        stage, block = int(place[1]), int(place[2])
+        return (1, 2, 3 + 3 * block // third, 6)[stage]
+
+    return [7 - group(layer, place) for layer, place in zip(layers, places, strict=True)]
 
 
 def merged(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

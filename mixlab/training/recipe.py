@@ -33,7 +33,10 @@ class Optimiser:
 
     `layer_decay` multiplies it once per layer that lies between a parameter and the head, `backbone_scale` once in all
     layers but the head. `decay_filters`: weight decay also touches the positions, frequencies, decay and shift of
-    implicit filters, which it spares otherwise.
+    implicit filters, which it spares otherwise. `layer_groups` says what counts as a layer for `layer_decay`: a block
+    ("blocks"), or one of ConvNeXt's groups for four stages ("convnext"): the stem, the first two stages, thirds of the
+    third, the last one. `rate_factors` are pairs of a shell pattern for parameter names and what their rate is
+    multiplied with.
     """
 
     name: Literal["adamw", "lamb", "sgd"] = "adamw"
@@ -46,6 +49,8 @@ class Optimiser:
     layer_decay: float = 1.0
     backbone_scale: float = 1.0
     decay_filters: bool = False
+    layer_groups: Literal["blocks", "convnext"] = "blocks"
+    rate_factors: tuple[tuple[Any, ...], ...] = ()
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, f"a learning rate above 0; got {self.lr}.")
@@ -56,6 +61,9 @@ class Optimiser:
         require(self.clip_norm is None or self.clip_norm > 0, f"a clip_norm above 0, or none; got {self.clip_norm}.")
         require(0 < self.layer_decay <= 1, f"a layer_decay in (0, 1]; got {self.layer_decay}.")
         require(0 <= self.backbone_scale <= 1, f"a backbone_scale in [0, 1]; got {self.backbone_scale}.")
+        for pair in self.rate_factors:
+            right = len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], int | float) and pair[1] >= 0
+            require(right, f"rate_factors such as [['*.sampling_offsets.*', 0.1]]; got {list(pair)}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,8 @@ def test_weight_decay_touches_filters_if_the_released_training_did(name: str) ->
 def test_only_the_recipes_of_hyenapixel_decay_filters() -> None:
     told = {name: load_recipe(name).optimiser.decay_filters for name in list_recipes()}
     assert {name for name, decays in told.items() if decays} == {
-        *("hyenapixel_imagenet", "hyenapixel_ablation", "hyenapixel_finetune_384", "hyenapixel_finetune_512")
+        *("hyenapixel_imagenet", "hyenapixel_ablation", "hyenapixel_finetune_384", "hyenapixel_finetune_512"),
+        *("hyenapixel_coco_released", "hyenapixel_ade20k_released"),
     }
 
 
@@ -135,7 +136,7 @@ def test_schedules_begin_as_those_of_their_authors() -> None:
     told = {name: load_recipe(name).schedule for name in list_recipes()}
     warm = {name for name, one in told.items() if (one.warmup_epochs or one.warmup_updates) and one.name != "step"}
     timms = ("hyenapixel", "metaformer", "convformer", "caformer", "sequencer", "coat", "deit_")
-    for name in warm - {"hyenapixel_ade20k"}:
+    for name in warm - {"hyenapixel_ade20k", "hyenapixel_ade20k_released"}:
         if name.startswith((*timms, "vision_lstm", "deit3")):
             assert told[name].warmup_prefix == (not name.startswith(timms)), name
     assert told["hyenapixel_ade20k"].warmup_prefix
