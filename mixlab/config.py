@@ -196,9 +196,10 @@ def spread(entry: Any, count: int) -> Any:
 def override(row: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A row with changes on top. A mapping without a name changes options of what is there."""
     merged = dict(row)
+    channels = {key: changes[key] for key in ("in_channels",) if key in changes}  # preprocessing follows them
     for key, value in changes.items():
         if isinstance(value, Mapping) and "name" not in value:
-            current = ModelConfig.parse(row).plain().get(key)
+            current = ModelConfig.parse({**row, **channels}).plain().get(key)
             value = {**current, **value} if isinstance(current, Mapping) else value
         merged[key] = value
     prepared, own = merged.get("preprocessing"), changes.get("preprocessing", {})

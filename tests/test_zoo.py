@@ -320,6 +320,12 @@ def test_a_mapping_without_a_name_changes_options_of_what_is_there() -> None:
     assert model_config("coat_tiny", drop_path={"rate": 0.2}).drop_path.schedule == "constant"
 
 
+def test_options_of_the_preprocessing_go_with_another_number_of_channels() -> None:
+    """A run hands both over: the channels of its model, and what its recipe says about evaluation."""
+    settings = model_config("caformer_pico", preprocessing={"crop": 0.9}, in_channels=1).preprocessing
+    assert (settings.mean, settings.std, settings.crop) == ((0.5,), (0.5,), 0.9)
+
+
 def test_mixers_mix_and_train_a_step() -> None:
     model = mixlab.create_model("convformer_s18", mixers=["pool", "sepconv", "random", "attention"], num_classes=10)
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
