@@ -19,6 +19,7 @@ from mixlab.evals.subjects import Subject, open_subject
 from mixlab.layers import Residual
 from mixlab.report.findings import Finding, Picture, finding
 from mixlab.report.svg import need
+from mixlab.training.model_options import model_options, training_size
 from mixlab.training.recipe import Recipe, load_recipe
 from mixlab.zoo import create_model, list_models
 
@@ -170,10 +171,10 @@ def training_compute(
     if recipe.task != "classification":
         raise ConfigError(f"The recipe {recipe.name!r} is for {recipe.task}; the compute is counted of classification.")
     with torch.device("meta"):
-        built = create_model(model, num_classes=num_classes, **options_of(recipe))
+        built = create_model(model, **{"num_classes": num_classes, **model_options(recipe, model)})
     if isinstance(built, Ensemble):
         raise ConfigError(f"{model!r} is an ensemble: count its members one by one.")
-    height, width = built.config.image_size
+    height, width = training_size(recipe, built.config)
     other, residuals = macs_by_residual(built, (height, width))
     return Phase(
         model=model,
@@ -188,14 +189,6 @@ def training_compute(
         head_macs=macs_by_part(built, (height, width))["head"],
         trains_head_only=recipe.train_only == "head",
     )
-
-
-def options_of(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe changes of a model's cost."""
-    drops = {"rate": recipe.drop_path, "schedule": recipe.drop_path_schedule}
-    drops = {key: value for key, value in drops.items() if value is not None}
-    sizes = {} if recipe.image_size is None else {"image_size": recipe.image_size}
-    return {**sizes, **({"drop_path": drops} if drops else {})}
 
 
 def epochs_of(recipe: Recipe, images: int) -> float:

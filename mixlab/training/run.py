@@ -14,9 +14,8 @@ from typing import Any, Literal
 import torch
 
 from mixlab.backbone import Backbone
-from mixlab.choices import make, plain
+from mixlab.choices import make
 from mixlab.class_map import read_class_map
-from mixlab.config import parse_image_size
 from mixlab.data.base import ImageData
 from mixlab.data.loader import Loader, explain_dead_workers
 from mixlab.data.open import Split, open_data, require_same_classes, splits
@@ -34,13 +33,14 @@ from mixlab.tf32 import check_tf32, tf32_set
 from mixlab.training.checkpoint import STATES, has_state
 from mixlab.training.fits import micro_batch
 from mixlab.training.loop import DTYPES, Callback, Metrics, Task, Trainer
+from mixlab.training.model_options import model_options, training_size
 from mixlab.training.optimise import freeze
 from mixlab.training.processes import Processes, processes
 from mixlab.training.recipe import check_train_splits, load_recipe, parse_recipe
 from mixlab.training.watch import Files, ProgressBar, TensorBoard
 from mixlab.version import VERSION
 from mixlab.weights import save_weights
-from mixlab.zoo import create_model, ensemble_row, model_config
+from mixlab.zoo import create_model
 
 CONFIG = "config.json"
 BEST, FINAL, RESULT = "best.safetensors", "final.safetensors", "result.json"
@@ -248,22 +248,16 @@ class Preparation:
         return open_data(self.config.data, split)
 
     def build(self, options: dict[str, Any]) -> Model:
-        """With the transform of evaluation in its config: a weight file is evaluated as it was here."""
-        recipe = self.recipe
-        size = recipe.image_size if recipe.eval_image_size is None else recipe.eval_image_size
-        kept = {"crop": recipe.eval_crop, "crop_mode": recipe.eval_crop_mode, "image_size": size}
-        kept = {key: value for key, value in kept.items() if value is not None}
-        preprocessing = plain(options.get("preprocessing", {}))
+        """The model that these options of `create_model` describe."""
         config, weights = self.config, self.config.weights
         if config.class_map is not None:
             require(weights is not None, "weights for a class map: it says which rows of their classifier to keep.")
             options["class_map"] = read_class_map(config.class_map, self.train_data.class_names, str(weights))
-        return create_model(config.model, weights=weights, **{**options, "preprocessing": {**kept, **preprocessing}})
+        return create_model(config.model, weights=weights, **options)
 
     def own_image_size(self) -> tuple[int, int]:
         assert isinstance(self.model, Backbone)
-        size = self.recipe.image_size
-        return parse_image_size(size if size is not None else list(self.model.config.image_size))
+        return training_size(self.recipe, self.model.config)
 
     def task(self) -> Task:
         assert isinstance(self.model, Backbone)
@@ -302,15 +296,9 @@ class Preparation:
         return Joined(*parts), val
 
     def build_model(self) -> Model:
-        fresh = {} if self.config.weights else self.recipe.model  # a file brings the architecture it was trained with
-        options = {"num_classes": len(self.train_data.class_names), **fresh, **self.config.options}
-        size = self.recipe.image_size
-        options |= {"image_size": size} if size is not None and "image_size" not in options else {}
-        drops = {"rate": self.recipe.drop_path, "schedule": self.recipe.drop_path_schedule}
-        drops = {key: value for key, value in drops.items() if value is not None}
-        options |= {"drop_path": drops} if drops and "drop_path" not in options else {}
-        if self.recipe.head_dropout is not None and "head" not in options and uses_dropout(self.config.model):
-            options |= {"head": {"dropout": self.recipe.head_dropout}}
+        config, fresh = self.config, not self.config.weights
+        options = model_options(self.recipe, config.model, options=config.options, fresh=fresh)
+        options = {"num_classes": len(self.train_data.class_names), **options}
         model = self.build(options)
         model.class_names = tuple(self.train_data.class_names)
         if self.config.checkpointing:
@@ -430,12 +418,6 @@ class Preparation:
         trainer.evaluated.eval()
         with trainer.wrapped.with_whole_weights(), torch.inference_mode(), trainer.autocast():
             return self.evaluate_on(self.open("test"), trainer)
-
-
-def uses_dropout(model: str) -> bool:
-    """Whether a model's head has a dropout to set."""
-    row = ensemble_row(model)
-    return model_config(model if row is None else row.members[0]).head.name == "mlp"
 
 
 def check_precision(precision: str, device: torch.device) -> None:

@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 import mixlab
+from mixlab.backbone import Backbone
 from mixlab.errors import ConfigError
 from mixlab.evals.compute import (
     IMAGENET,
@@ -11,7 +14,9 @@ from mixlab.evals.compute import (
     macs_by_residual,
     training_compute,
 )
+from mixlab.training.processes import processes
 from mixlab.training.recipe import load_recipe
+from mixlab.training.run import Preparation, run_config
 
 
 def test_macs_grow_with_the_pixels_for_vil_and_faster_for_attention() -> None:
@@ -60,6 +65,19 @@ def test_the_compute_of_a_training_is_what_arithmetic_says() -> None:
     assert phase.total_flops == pytest.approx(2 * 3 * kept * 1_281_167 * 400)
     assert phase.saving == pytest.approx(0.2, abs=0.002)
     assert phase.gpu_hours(100.0) == pytest.approx(phase.total_flops / 1e14 / 3600)
+
+
+@pytest.mark.parametrize("options", [{"mlp_ratio": 1}, {"mixers": "pool"}, {"image_size": 64}])
+def test_options_of_the_model_in_a_recipe_are_counted(options: dict[str, object], tmp_path: Path) -> None:
+    recipe = load_recipe("digits", model="caformer_pico", changes={"model": options})
+    phase = training_compute("caformer_pico", recipe, num_classes=10)
+    config = run_config("caformer_pico", "digits", recipe="digits", changes={"model": options}, micro=1)
+    with processes("cpu") as own:
+        run = Preparation(config, tmp_path, own)
+    assert isinstance(run.model, Backbone)
+    assert (phase.image_size, phase.forward_macs) == (run.image_size, mixlab.macs(run.model, run.image_size))
+    plain = training_compute("caformer_pico", "digits", num_classes=10)
+    assert phase.forward_macs != plain.forward_macs
 
 
 def test_masking_computes_what_it_drops() -> None:
