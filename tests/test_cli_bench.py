@@ -8,6 +8,7 @@ from mixlab.cli import bench as verb
 from mixlab.errors import ConfigError, TrainingError
 from mixlab.evals import bench as module
 from mixlab.evals.bench_case import BenchRow, Case, Conditions, row_of
+from mixlab.evals.compute import count_macs
 from mixlab.report.findings import read_finding
 
 QUICK = ["--seconds", "0.01", "--rounds", "2"]
@@ -52,6 +53,15 @@ def test_ctrl_c_prints_and_writes_what_is_done(
     assert len(read_finding(tmp_path / "bench.json").table) == 1
 
 
+def test_models_are_changed_by_words(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ["--model-set", "mixers=pool", "mlp_ratio=1"]
+    run("caformer_pico", "--sizes", "32", "--batches", "2", "--skip", "memory", *changes, *QUICK)
+    assert "changes mixers=pool mlp_ratio=1" in capsys.readouterr().out
+    run("caformer_pico", "--compute", "--sizes", "32", "--json", *changes)
+    found = json.loads(capsys.readouterr().out)
+    assert found["data"]["rows"][0]["macs"] == count_macs("caformer_pico", 32, {"mixers": "pool", "mlp_ratio": 1})
+
+
 def test_mixers_take_options_and_print_exponents(capsys: pytest.CaptureFixture[str]) -> None:
     run("--mixers", "pool", "hyena_pixel:filter=separable,kernel=5", "--lengths", "16", "64", "--dim", "8", *QUICK)
     out = capsys.readouterr().out
@@ -90,6 +100,9 @@ def test_compute_prints_macs_or_all_of_a_training(capsys: pytest.CaptureFixture[
         (["--mixers", "--activations"], "at a time"),
         (["caformer_pico", "--lengths", "16"], "--lengths is for --mixers"),
         (["caformer_pico", "--compute", "--training"], "--training is for models or --activations"),
+        (["--mixers", "--model-set", "bias=true"], "--model-set is for models or --compute"),
+        (["caformer_pico", "--model-set", "bias"], "--model-set takes KEY=VALUE"),
+        (["caformer_pico", "--compute", "--model-set", "biass=true"], "Unknown model option 'biass'"),
         (["caformer_pico", "--optimiser", "adamw"], "add --training"),
         (["caformer_pico", "--compute", "--images", "9"], "add --recipe"),
         (["caformer_pico", "--compute", "--recipe", "digits", "--sizes", "32"], "does not go with --recipe"),

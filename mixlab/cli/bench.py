@@ -25,6 +25,7 @@ FOR = {
     "layout": ("models",),
     "against": ("models",),
     "skip": ("models",),
+    "model_set": ("models", "compute"),
     "device": ("models", "mixers", "activations"),
     "threads": ("models", "mixers", "activations"),
     "seconds": ("models", "mixers", "activations"),
@@ -51,6 +52,7 @@ CONSTANTS = (
     "batch",
     "dtype",
     "units",
+    "changes",
 )
 
 
@@ -103,6 +105,13 @@ def add_model_arguments(parser: ArgumentParser) -> None:
     add("--compile", action="store_true", help="also compiled, with the time that compiling takes")
     add("--layout", default=None, choices=["contiguous", "channels_last"], help="of images and weights in memory")
     add("--against", default=None, help="a model that takes turns with every other, for a ratio")
+    add(
+        "--model-set",
+        nargs="+",
+        action="extend",
+        default=None,
+        help="changes of all models, though not of --against: mlp_ratio=2 mixers=pool ...; models of timm have none",
+    )
     add("--device", default=None, help="cpu, cuda, cuda:1, mps or auto; default: cpu")
     add("--skip", nargs="+", default=None, choices=["memory", "compile_time"], help="what not to measure")
 
@@ -164,6 +173,11 @@ def given(arguments: Namespace, *names: str) -> dict[str, Any]:
     return {name: arguments[name] for name in names if arguments[name] is not None}
 
 
+def changes_of(arguments: Namespace) -> dict[str, Any]:
+    """What --model-set says, if anything."""
+    return {} if arguments.model_set is None else {"changes": pairs(arguments.model_set, "--model-set")}
+
+
 def plan_of(arguments: Namespace, **usual: Any) -> Any:
     from mixlab.evals.turns import Plan
 
@@ -187,6 +201,7 @@ def run_models(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Find
 
     options = given(arguments, "batches", "dtypes", "optimiser", "layout", "threads", "against", "device", "skip")
     options |= {"sizes": [parse_size(size) for size in arguments.sizes]} if arguments.sizes else {}
+    options |= changes_of(arguments)
     flags = {"training": arguments.training, "compiled": arguments.compile}
     return run(arguments.models, **options, **flags, plan=plan_of(arguments), watch=watch)
 
@@ -220,12 +235,14 @@ def run_compute(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Fin
     from mixlab.evals.compute import compute_of_recipes, macs_against_resolution
 
     if arguments.recipe is None:
-        sizes = {"sizes": [parse_size(size) for size in arguments.sizes]} if arguments.sizes else {}
-        return macs_against_resolution(arguments.models, **sizes, watch=watch)
+        said = changes_of(arguments)
+        said |= {"sizes": [parse_size(size) for size in arguments.sizes]} if arguments.sizes else {}
+        return macs_against_resolution(arguments.models, **said, watch=watch)
     if arguments.sizes:
         raise ConfigError("--sizes does not go with --recipe, which has an image size of its own.")
-    form = {} if arguments.drop_path is None else {"form": arguments.drop_path}
-    return compute_of_recipes(arguments.models, arguments.recipe, **given(arguments, "images", "tflops"), **form)
+    options = given(arguments, "images", "tflops") | changes_of(arguments)
+    options |= {} if arguments.drop_path is None else {"form": arguments.drop_path}
+    return compute_of_recipes(arguments.models, arguments.recipe, **options)
 
 
 RUNS = {"models": run_models, "mixers": run_mixers, "activations": run_activations, "compute": run_compute}
@@ -260,6 +277,7 @@ def print_below(found: Finding) -> None:
         ]
         show(titles, rows, right=(1, 2, 3, 4))
     shared = {name: column(found, index) for index, name in enumerate(found.columns) if name in CONSTANTS}
-    told = [f"{name} {show_cell(values[0])}" for name, values in shared.items() if len(set(values)) == 1]
+    same = {name: values[0] for name, values in shared.items() if len(set(values)) == 1 and values[0] != ""}
+    told = [f"{name} {show_cell(value)}" for name, value in same.items()]
     if told:
         print(f"all rows: {', '.join(told)}")

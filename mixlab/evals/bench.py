@@ -5,7 +5,7 @@ Every row records what it depends on. What cannot run is a row with the reason; 
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from mixlab.evals.turns import Plan
 from mixlab.evals.whole_task import check_whole_task, is_whole_task
 from mixlab.report.findings import Cell, Finding, Picture, finding
 from mixlab.report.svg import need
-from mixlab.zoo import list_models
+from mixlab.zoo import ensemble_row, list_models, model_config
 
 Watch = Callable[[str], None]
 REASON_LENGTH = 240
@@ -128,18 +128,25 @@ def executions_of(
     ]
 
 
-def check_models(models: Sequence[str], dtypes: Sequence[str], device: torch.device) -> None:
-    """Raise for models that nobody knows. Precisions are made safe before the first arithmetic, or it is too late."""
+def check_precisions(dtypes: Sequence[str], device: torch.device) -> None:
+    """Make precisions safe before the first arithmetic, or it is too late."""
     for dtype in dtypes:
         try:
             check_dtype(dtype, device)
         except PrecisionError:
             continue  # its rows will say so
-    for model in models:
-        if is_whole_task(model):
-            check_whole_task(model)
-        elif model not in list_models():
-            open_subject(model)
+
+
+def check_model(model: str, changes: Mapping[str, Any] | None = None) -> None:
+    """Raise for a model that nobody knows, and for changes that it cannot take."""
+    changes = dict(changes or {})
+    name = check_whole_task(model)[1] if is_whole_task(model) else model
+    if name not in list_models():
+        open_subject(name, changes=changes)
+        return
+    row = ensemble_row(name)
+    for member in [name] if row is None else row.members:
+        model_config(member, **changes)
 
 
 def bench(
@@ -153,6 +160,7 @@ def bench(
     compiled: bool = False,
     layout: str = "contiguous",
     threads: int | None = None,
+    changes: Mapping[str, Any] | None = None,
     against: str | None = None,
     device: str = "cpu",
     plan: Plan | None = None,
@@ -164,6 +172,7 @@ def bench(
     Models are texts that `open_subject` takes, or whole tasks such as upernet:vil_tiny and mask_rcnn:coat_lite_mini.
 
     `training` and `compiled` add rows beside plain inference. With `against`, every model takes turns with that peer.
+    `changes` are options of `create_model` for all models; the peer stays as it is.
     After Ctrl-C the settings of the finding say `interrupted`.
     """
     need("matplotlib.figure")
@@ -171,9 +180,14 @@ def bench(
 
     executions = executions_of(dtypes, training=training, compiled=compiled, layout=layout, optimiser=optimiser)
     cases = cases_of(models, sizes, batches, executions)
-    conditions = Conditions(against=against, device=choose_device(device, 0), plan=plan or Plan(), skip=tuple(skip))
+    own: dict[str, Any] = {"changes": dict(changes or {}), "against": against, "skip": tuple(skip)}
+    conditions = Conditions(device=choose_device(device, 0), plan=plan or Plan(), **own)
     with threads_set(threads):
-        check_models([*models, *([] if against is None else [against])], dtypes, conditions.device)
+        check_precisions(dtypes, conditions.device)
+        for model in models:
+            check_model(model, changes)
+        if against is not None:
+            check_model(against)
         rows, interrupted = run_cases(cases, conditions, watch=watch)
         return report(rows, conditions, interrupted=interrupted)
 
@@ -189,7 +203,12 @@ def report(rows: Sequence[BenchRow], conditions: Conditions, *, interrupted: boo
         f"Speed of {', '.join(dict.fromkeys(row.model for row in rows))}",
         [field.name for field in fields(BenchRow)],
         [cells(row) for row in rows],
-        settings={"against": conditions.against, "interrupted": interrupted, "plan": asdict(conditions.plan)},
+        settings={
+            "changes": dict(conditions.changes),
+            "against": conditions.against,
+            "interrupted": interrupted,
+            "plan": asdict(conditions.plan),
+        },
         data={"rows": plain},
         pictures=tuple(Picture(name=name, caption="images per second of the best run") for name in figures),
     )

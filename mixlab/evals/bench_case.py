@@ -1,8 +1,9 @@
 """One model under one setting: what is measured, and the row that it becomes."""
 
+import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -36,8 +37,9 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What all cases of a bench have in common."""
+    """What all cases of a bench have in common. `changes` are options of the models, though not of the peer."""
 
+    changes: Mapping[str, Any] = field(default_factory=dict)
     against: str | None = None
     device: torch.device = torch.device("cpu")
     plan: Plan = Plan()
@@ -82,6 +84,7 @@ class BenchRow:
     compile_warm_s: float | None = None
     trivial_cold_s: float | None = None
     trivial_warm_s: float | None = None
+    changes: str = ""  # options of the model that were changed, as KEY=VALUE
     against: str | None = None
     ratio: float | None = None
     ratio_low: float | None = None
@@ -102,7 +105,7 @@ def measure_case(case: Case, conditions: Conditions) -> BenchRow:
 
 def measure_checked(case: Case, conditions: Conditions) -> BenchRow:
     peak = peak_of(case, conditions)
-    own = open_model(case.model, case, conditions.device)
+    own = open_model(case.model, case, conditions.device, conditions.changes)
     found: dict[str, Any] = {"gmacs": gmacs_of(own[0], case.image_size)}
     runs = {"own": ready(*own, case)}
     if conditions.device.type == "cuda" and "memory" not in conditions.skip:  # before the peer is there
@@ -129,9 +132,15 @@ def row_of(case: Case, conditions: Conditions, **found: Any) -> BenchRow:
         threads=torch.get_num_threads(),
         machine=machine_line(),
         warmup=conditions.plan.warmup,
+        changes=" ".join(f"{key}={shown(value)}" for key, value in conditions.changes.items()),
         against=conditions.against,
         **found,
     )
+
+
+def shown(value: object) -> str:
+    """A value of an option in one word or in JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def gmacs_of(model: nn.Module, image_size: tuple[int, int]) -> float | None:
@@ -148,13 +157,15 @@ def machine_line() -> str:
     return f"{about['processor']}, {about['cores']} cores, PyTorch {about['PyTorch']}"
 
 
-def open_model(name: str, case: Case, device: torch.device) -> tuple[nn.Module, int | None]:
+def open_model(
+    name: str, case: Case, device: torch.device, changes: Mapping[str, Any] | None = None
+) -> tuple[nn.Module, int | None]:
     """A model, and the channels of its images unless it holds a backbone that knows them."""
     if not is_whole_task(name):
-        subject = open_subject(name, image_size=case.image_size).to(device)
+        subject = open_subject(name, image_size=case.image_size, changes=changes).to(device)
         return subject.model, subject.in_channels
     require(not case.execution.training, f"inference for {name!r}: a training step of it needs objects.")
-    return whole_task(name, case.image_size).to(device), None
+    return whole_task(name, case.image_size, changes).to(device), None
 
 
 def ready(model: nn.Module, in_channels: int | None, case: Case) -> Run:
@@ -197,7 +208,8 @@ def peak_of(case: Case, conditions: Conditions) -> float | None:
 
     if conditions.device.type != "cpu" or case.execution.compiled or "memory" in conditions.skip:
         return None
-    peak = peak_memory_mb(case.model, case.image_size, batch=case.batch, execution=asdict(case.execution))
+    how: dict[str, Any] = {"batch": case.batch, "execution": asdict(case.execution), "overrides": conditions.changes}
+    peak = peak_memory_mb(case.model, case.image_size, **how)
     free, copies = free_bytes(conditions.device), 1 if conditions.against is None else 2
     if free is not None and copies * peak > free / MEBIBYTE:
         beside = "" if copies == 1 else " and the peer about as much"
@@ -216,6 +228,7 @@ def compiling(case: Case, conditions: Conditions) -> dict[str, float]:
     """Compile times of a case that is compiled, unless they are skipped."""
     if not case.execution.compiled or "compile_time" in conditions.skip or conditions.device.type != "cpu":
         return {}
-    found = compile_time(case.model, case.image_size, batch=case.batch, execution=case.execution)
+    how: dict[str, Any] = {"batch": case.batch, "execution": case.execution, "changes": conditions.changes}
+    found = compile_time(case.model, case.image_size, **how)
     trivial = {"trivial_cold_s": found.trivial_cold, "trivial_warm_s": found.trivial_warm}
     return {"compile_cold_s": found.cold, "compile_warm_s": found.warm, **trivial}

@@ -35,11 +35,17 @@ class CompileTime:
 
 
 def compile_time(
-    model: str, image_size: tuple[int, int], *, batch: int, execution: Execution, limit_seconds: float = 900.0
+    model: str,
+    image_size: tuple[int, int],
+    *,
+    batch: int,
+    execution: Execution,
+    changes: Mapping[str, Any] | None = None,
+    limit_seconds: float = 900.0,
 ) -> CompileTime:
-    """Of any text that `open_subject` takes. Two processes in a row share a cache that is empty at first."""
+    """Of any text that `open_subject` takes, with its `changes`. Two processes in a row share a cache, first empty."""
     how = {**asdict(execution), "compiled": True}
-    job = {"model": model, "image_size": image_size, "batch": batch, "execution": how}
+    job = {"model": model, "image_size": image_size, "batch": batch, "execution": how, "changes": dict(changes or {})}
     text = json.dumps({**job, "threads": torch.get_num_threads()})
     with tempfile.TemporaryDirectory(prefix="mixlab-compile-") as cache:
         places = {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
@@ -57,7 +63,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, float]:
     torch.set_num_threads(job["threads"])
     execution = Execution(**job["execution"])
     execution.check(torch.device("cpu"))
-    subject = open_subject(job["model"], image_size=tuple(job["image_size"]))
+    subject = open_subject(job["model"], image_size=tuple(job["image_size"]), changes=job["changes"])
     start = time.perf_counter()
     torch.compile(lambda x: x * 2 + 1)(torch.randn(8))
     trivial = time.perf_counter() - start

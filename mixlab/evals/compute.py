@@ -11,7 +11,7 @@ from mixlab.backbone import Backbone
 from mixlab.config import parse_image_size
 from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError, require
-from mixlab.evals.bench import Watch, run_all
+from mixlab.evals.bench import Watch, check_model, run_all
 from mixlab.evals.bench_figures import Curve, bars, colours_of, scaling_curves
 from mixlab.evals.macs import MacCounter, macs_by_part, on_meta
 from mixlab.evals.scaling import exponent
@@ -40,13 +40,14 @@ class SizeRow:
     reason: str = ""
 
 
-def count_macs(model: str, image_size: int | tuple[int, int]) -> int:
-    """Of one image, for any text that `open_subject` takes, built for this size."""
+def count_macs(model: str, image_size: int | tuple[int, int], changes: Mapping[str, Any] | None = None) -> int:
+    """Of one image, for any text that `open_subject` takes, built for this size and with changes of its options."""
     size = parse_image_size(image_size)
     if model in list_models():
         with torch.device("meta"):
-            return sum(macs_by_part(create_model(model, image_size=size), size).values())
-    subject = open_subject(model, image_size=size)
+            built = create_model(model, **{"image_size": size, **(changes or {})})
+            return sum(macs_by_part(built, size).values())
+    subject = open_subject(model, image_size=size, changes=changes)
     if isinstance(subject.model, Backbone):
         return sum(macs_by_part(subject.model, size).values())
     return count_foreign(subject, size)
@@ -62,27 +63,30 @@ def count_foreign(subject: Subject, size: tuple[int, int]) -> int:
 
 
 def macs_against_resolution(
-    models: Sequence[str], *, sizes: Sequence[int | tuple[int, int]] = SIZES, watch: Watch | None = None
+    models: Sequence[str],
+    *,
+    sizes: Sequence[int | tuple[int, int]] = SIZES,
+    changes: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
     """MACs per image over sizes; the exponent is that of the number of pixels, over the upper half of the sizes."""
     need("matplotlib.figure")
     require(bool(models and sizes), "at least one model and one size.")
     known = list(dict.fromkeys(map(parse_image_size, sizes)))
     for model in models:
-        if model not in list_models():
-            open_subject(model)
+        check_model(model, changes)
     jobs = [(model, size) for model in dict.fromkeys(models) for size in known]
     rows, interrupted = run_all(
         jobs,
-        lambda job: SizeRow(model=job[0], image_size=job[1], macs=count_macs(*job)),
+        lambda job: SizeRow(model=job[0], image_size=job[1], macs=count_macs(*job, changes)),
         lambda job, reason: SizeRow(model=job[0], image_size=job[1], reason=reason),
         name=lambda job: f"{job[0]} {job[1][0]}x{job[1][1]}",
         watch=watch,
     )
-    return report_sizes(rows, interrupted=interrupted)
+    return report_sizes(rows, {"changes": dict(changes or {}), "interrupted": interrupted})
 
 
-def report_sizes(rows: Sequence[SizeRow], *, interrupted: bool) -> tuple[Finding, dict[str, Any]]:
+def report_sizes(rows: Sequence[SizeRow], settings: Mapping[str, Any]) -> tuple[Finding, dict[str, Any]]:
     models = list(dict.fromkeys(row.model for row in rows))
     slopes = {
         model: exponent({math.prod(row.image_size): row.macs for row in rows if row.model == model}) for model in models
@@ -100,7 +104,7 @@ def report_sizes(rows: Sequence[SizeRow], *, interrupted: bool) -> tuple[Finding
         f"MACs against resolution of {', '.join(models)}",
         ["model", "height", "width", "GMACs", "GFLOPs", "exponent", "reason"],
         [[row.model, *row.image_size, *giga(row.macs), slopes[row.model], row.reason] for row in rows],
-        settings={"interrupted": interrupted, "fit": "upper half of the sizes, of the number of pixels"},
+        settings={**settings, "fit": "upper half of the sizes, of the number of pixels"},
         data={"rows": [{**asdict(row), "image_size": list(row.image_size)} for row in rows], "exponents": slopes},
         pictures=tuple(Picture(name=name, caption=caption) for name in figures),
     )
@@ -160,9 +164,19 @@ class Phase:
 
 
 def training_compute(
-    model: str, recipe: str | Recipe, *, images: int = IMAGENET, form: str = "skip", num_classes: int = 1000
+    model: str,
+    recipe: str | Recipe,
+    *,
+    images: int = IMAGENET,
+    form: str = "skip",
+    num_classes: int = 1000,
+    changes: Mapping[str, Any] | None = None,
+    fresh: bool = True,
 ) -> Phase:
-    """Of a named Mixlab model; `form` of stochastic depth is "skip" or "mask"."""
+    """Of a named Mixlab model; `form` of stochastic depth is "skip" or "mask".
+
+    `changes` are options of the model beside those of the recipe; `fresh` is as for `model_options`.
+    """
     require(images >= 1, f"1 training image or more; got {images}.")
     require(form in ("skip", "mask"), f"a form of drop path that is 'skip' or 'mask'; got {form!r}.")
     if model not in list_models():
@@ -170,8 +184,9 @@ def training_compute(
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, model=model)
     if recipe.task != "classification":
         raise ConfigError(f"The recipe {recipe.name!r} is for {recipe.task}; the compute is counted of classification.")
+    options = model_options(recipe, model, options=changes, fresh=fresh)
     with torch.device("meta"):
-        built = create_model(model, **{"num_classes": num_classes, **model_options(recipe, model)})
+        built = create_model(model, **{"num_classes": num_classes, **options})
     if isinstance(built, Ensemble):
         raise ConfigError(f"{model!r} is an ensemble: count its members one by one.")
     height, width = training_size(recipe, built.config)
@@ -217,6 +232,18 @@ def macs_by_residual(model: Backbone, size: tuple[int, int]) -> tuple[int, list[
     return sum(counter.counts.values()) - sum(macs for macs, _ in inside), inside
 
 
+def training_phases(
+    model: str, recipes: Sequence[str], *, images: int, form: str, changes: Mapping[str, Any] | None
+) -> list[Phase]:
+    """One training: the first recipe starts afresh, each other one from the weights, so the architecture, before it."""
+    loaded = [load_recipe(recipe, model=model) for recipe in recipes]
+    own = {**loaded[0].model, **(changes or {})}
+    return [
+        training_compute(model, recipe, images=images, form=form, changes=own, fresh=index == 0)
+        for index, recipe in enumerate(loaded)
+    ]
+
+
 def compute_of_recipes(
     models: Sequence[str],
     recipes: Sequence[str],
@@ -224,6 +251,7 @@ def compute_of_recipes(
     images: int = IMAGENET,
     form: str = "skip",
     tflops: float = TFLOPS,
+    changes: Mapping[str, Any] | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
     """The training compute of models; several recipes are phases of one training and add up.
 
@@ -233,7 +261,7 @@ def compute_of_recipes(
     require(tflops > 0, f"achieved TFLOP/s above 0; got {tflops}.")
     require(bool(models and recipes), "at least one model and one recipe.")
     phases = {
-        model: [training_compute(model, recipe, images=images, form=form) for recipe in recipes]
+        model: training_phases(model, recipes, images=images, form=form, changes=changes)
         for model in dict.fromkeys(models)
     }
     figures = {"training_compute": compute_bars(phases)}
@@ -244,7 +272,13 @@ def compute_of_recipes(
         f"Training compute of {', '.join(phases)}",
         [*columns, f"GPU hours at {tflops:g} TFLOP/s"],
         [row for model, own in phases.items() for row in rows_of(model, own, tflops)],
-        settings={"images": images, "drop_path_form": form, "tflops": tflops, "step": 1 + BACKWARD},
+        settings={
+            "images": images,
+            "drop_path_form": form,
+            "tflops": tflops,
+            "step": 1 + BACKWARD,
+            "changes": dict(changes or {}),
+        },
         data={"phases": [phase.plain() for own in phases.values() for phase in own]},
         pictures=tuple(Picture(name=name, caption=caption) for name in figures),
     )

@@ -181,10 +181,10 @@ def peak_memory_mb(
     """Mebibytes that a model needs on the CPU: its weights, and the peak of what one batch takes beside them.
 
     `name` is a model, a weight file that `save_weights` wrote, or another text that `open_subject` takes, such as
-    timm:resnet50 (its `overrides` are num_classes and in_channels). `execution` has the fields of an `Execution`
-    beside `training`: dtype, layout, optimiser, whose state then counts. Measured in a process of its own, where
-    nothing else raises the peak; Python and PyTorch themselves are not counted. The model is built for `image_size`
-    unless `overrides` say otherwise.
+    timm:resnet50 (its `overrides` are image_size, num_classes and in_channels). `execution` has the fields of an
+    `Execution` beside `training`: dtype, layout, optimiser, whose state then counts. Measured in a process of its own,
+    where nothing else raises the peak; Python and PyTorch themselves are not counted. The model is built for
+    `image_size` unless `overrides` say otherwise.
 
     On Linux the peak starts anew behind a warm-up with one small image. Elsewhere only the highest peak since the start
     of the process is known (`getrusage`), so a batch that needs less than the warm-up counts as nothing.
@@ -270,11 +270,12 @@ def open_model(job: Mapping[str, Any]) -> tuple[nn.Module, int | None]:
         return create_model(job.get("name"), weights=job.get("weights"), **job["overrides"]), None
     from mixlab.evals.subjects import open_subject
 
-    unknown = set(job["overrides"]) - {"image_size", "num_classes", "in_channels"}
-    require(not unknown, f"overrides image_size, num_classes, in_channels for {job['subject']!r}; got {unknown}.")
-    if is_whole_task(job["subject"]):
-        return whole_task(job["subject"], parse_image_size(job["image_size"])), None
-    subject = open_subject(job["subject"], **job["overrides"])
+    text, changes = job["subject"], dict(job["overrides"])
+    size = changes.pop("image_size")
+    if is_whole_task(text):
+        return whole_task(text, parse_image_size(job["image_size"]), changes), None
+    free = {key: changes.pop(key) for key in ("num_classes", "in_channels") if key in changes}
+    subject = open_subject(text, image_size=size, **free, changes=changes)
     return subject.model, subject.in_channels
 
 

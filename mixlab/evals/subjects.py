@@ -8,7 +8,7 @@ timm:resnet50=weights.pth        with weights from a file, read without executin
 timm:resnet50=pretrained         with timm's own weights, which it downloads
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -85,11 +85,14 @@ def open_subject(
     num_classes: int | None = None,
     in_channels: int | None = None,
     seed: int = 0,
+    changes: Mapping[str, Any] | None = None,
 ) -> Subject:
     """The subject that a text such as those above names. Fresh weights are drawn from `seed`.
 
-    `num_classes` and `in_channels` are for models with fresh weights; a file brings its own.
+    `num_classes` and `in_channels` are for models with fresh weights; a file brings its own. `changes` are other
+    options of `create_model`, which models of timm do not have.
     """
+    own = dict(changes or {})
     wanted = {"num_classes": num_classes, "in_channels": in_channels}
     options: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
     if isinstance(source, Backbone):
@@ -99,18 +102,22 @@ def open_subject(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name.startswith(TIMM):
+            if own:
+                raise ConfigError(f"{text!r} is not Mixlab's: its model cannot be changed by {', '.join(own)}.")
             return open_timm(name, weights if mark else None, image_size, options)
         if mark and not Path(text).is_file():  # folders may have such a sign in their names
-            return of_backbone(text, create_model(name, weights=weights, **options), image_size, trained=True)
+            return of_backbone(
+                text, create_model(name, weights=weights, **{**options, **own}), image_size, trained=True
+            )
         if name in list_models():
             at_size: dict[str, Any] = {} if image_size is None else {"image_size": parse_image_size(image_size)}
-            return of_backbone(name, create_model(name, **options, **at_size), image_size, trained=False)
+            return of_backbone(name, create_model(name, **{**options, **at_size, **own}), image_size, trained=False)
         if not Path(text).is_file():
             raise ConfigError(
                 f"{text!r} is neither a model nor a weight file. {near_misses(text, list_models())} "
                 f"A model of timm is {TIMM}NAME."
             )
-        return of_backbone(text, create_model(weights=text), image_size, trained=True)
+        return of_backbone(text, create_model(weights=text, **own), image_size, trained=True)
 
 
 def of_backbone(name: str, model: Backbone, image_size: int | tuple[int, int] | None, *, trained: bool) -> Subject:

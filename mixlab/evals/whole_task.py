@@ -1,5 +1,8 @@
 """Whole segmenters and detectors whose cost is measured, named like "upernet:convformer_s18"."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor, nn
 
 from mixlab.dense.timm_maps import is_timm
@@ -23,16 +26,20 @@ def check_whole_task(text: str) -> tuple[str, str]:
     return head, name
 
 
-def whole_task(text: str, image_size: tuple[int, int]) -> nn.Module:
-    """The model for one or more images of this size, with fresh weights. A detector does not resize them."""
+def whole_task(text: str, image_size: tuple[int, int], changes: Mapping[str, Any] | None = None) -> nn.Module:
+    """The model for one or more images of this size, with fresh weights. A detector does not resize them.
+
+    `changes` are options of the backbone.
+    """
     from mixlab.dense.detector import create_detector
     from mixlab.dense.segmenter import create_segmenter
 
     head, name = check_whole_task(text)
+    backbone: Any = {"backbone_options": changes}
     if head in DECODERS:
-        return create_segmenter(name, head, num_classes=CLASSES["segmenter"]).eval()  # type: ignore[arg-type]
+        return create_segmenter(name, head, num_classes=CLASSES["segmenter"], **backbone).eval()  # type: ignore[arg-type]
     sides = {"shorter": min(image_size), "longer": max(image_size)}
-    return TakesBatches(create_detector(name, head, num_classes=CLASSES["detector"], **sides)).eval()  # type: ignore[arg-type]
+    return TakesBatches(create_detector(name, head, num_classes=CLASSES["detector"], **sides, **backbone)).eval()  # type: ignore[arg-type]
 
 
 class TakesBatches(nn.Module):

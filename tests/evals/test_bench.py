@@ -1,6 +1,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from mixlab.evals.subjects import Subject, open_subject
 from mixlab.evals.turns import Plan
 from mixlab.evals.whole_task import whole_task
 from mixlab.report.findings import read_finding, write_finding
+from mixlab.weights import save_weights
+from mixlab.zoo import create_model
 
 QUICK = Plan(seconds=0.01, least=2, most=2, warmup=1, patience=1.0)
 RECORDED = ("machine", "threads", "dtype", "layout", "compiled", "warmup", "repeats", "spread", "device")
@@ -182,6 +185,14 @@ def test_settings_come_one_after_the_other_with_all_models() -> None:
         (["caformer_pic"], {}, "Did you mean 'caformer_pico'"),
         (["caformer_pico"], {"against": "timm:resnet1"}, "Did you mean 'resnet18'|timm has no model"),
         (["caformer_pico"], {"dtypes": ["half"]}, "Unknown dtype"),
+        (
+            ["caformer_pico"],
+            {"changes": {"mlp_ratoi": 2}},
+            "Unknown model option 'mlp_ratoi'. Did you mean 'mlp_ratio'",
+        ),
+        (["ensemble_hpx_conv_s18"], {"changes": {"mlp_ratoi": 2}}, "Unknown model option"),
+        (["upernet:caformer_pico"], {"changes": {"mixers": "pol"}}, "Unknown mixer 'pol'"),
+        (["timm:resnet18"], {"changes": {"mlp_ratio": 2}}, "is not Mixlab's: its model cannot be changed by mlp_ratio"),
         (["caformer_pico"], {"batches": [0]}, "batches of 1 or more"),
         (["caformer_pico"], {"skip": ["sleep"]}, "measurements to skip"),
         ([], {}, "at least one model"),
@@ -193,6 +204,30 @@ def test_wrong_words_are_errors_before_anything_runs(
     monkeypatch.setattr(bench_module, "measure_case", lambda *_: pytest.fail("it ran"))
     with pytest.raises(ConfigError, match=said):
         bench(models, **words)  # type: ignore[arg-type]
+
+
+def test_changes_of_the_models_are_measured_and_recorded_and_spare_the_peer() -> None:
+    changes = {"mlp_ratio": 1, "drop_path": {"rate": 0.1}}
+    settings: dict[str, Any] = {"sizes": [32], "batches": [1], "plan": QUICK, "changes": changes}
+    found, _ = bench(["caformer_pico", "linear:caformer_pico"], skip=["memory"], against="timm:resnet18", **settings)
+    rows = found.data["rows"]
+    plain = quick(["caformer_pico", "linear:caformer_pico"], batches=[1])
+    for row, before in zip(rows, plain, strict=True):
+        assert (row["reason"], row["changes"]) == ("", 'mlp_ratio=1 drop_path={"rate": 0.1}')
+        assert 0 < row["gmacs"] < before["gmacs"]
+    assert found.settings["changes"] == changes
+    assert {row["changes"] for row in plain} == {""}
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_memory_is_that_of_the_changed_model(weights: bool, tmp_path: Path) -> None:
+    name = "caformer_pico"
+    if weights:
+        save_weights(create_model("caformer_pico", mlp_ratio=32, num_classes=10), tmp_path / "w.safetensors")
+        name = f"caformer_pico={tmp_path / 'w.safetensors'}"
+    (row,) = quick([name], skip=[], changes={"mlp_ratio": 32, "num_classes": 10})
+    parameters = create_model("caformer_pico", mlp_ratio=32).parameters()
+    assert row["peak_mb"] > sum(one.nbytes for one in parameters) / 2**20  # type: ignore[operator]
 
 
 def test_threads_are_put_back() -> None:

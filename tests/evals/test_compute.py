@@ -130,6 +130,28 @@ def test_phases_add_up() -> None:
     assert set(figures) == {"training_compute"}
 
 
+def test_changes_of_the_models_are_counted() -> None:
+    changes = {"mixers": "pool"}
+    pooled = mixlab.macs(mixlab.create_model("caformer_pico", mixers="pool"), 32)
+    found, _ = macs_against_resolution(["caformer_pico"], sizes=[32], changes=changes)
+    assert found.data["rows"][0]["macs"] == pooled
+    trained, _ = compute_of_recipes(["caformer_pico"], ["digits", "linear_probe"], changes=changes)
+    assert [phase["forward_macs"] for phase in trained.data["phases"]] == [pooled, pooled]
+    assert found.settings["changes"] == trained.settings["changes"] == changes
+    with pytest.raises(ConfigError, match="is not Mixlab's"):
+        macs_against_resolution(["timm:resnet18"], sizes=[64], changes=changes)
+
+
+def test_later_phases_have_the_architecture_of_the_first(tmp_path: Path) -> None:
+    first, later = tmp_path / "first.toml", tmp_path / "later.toml"
+    text = "batch_size = 8\n[optimiser]\nlr = 1e-3\n[schedule]\nepochs = 1\n[model]\n"
+    first.write_text(text + 'mixers = "pool"\n')
+    later.write_text(text + "mlp_ratio = 1\n")
+    found, _ = compute_of_recipes(["caformer_pico"], [str(first), str(later)])
+    one, other = (phase["forward_macs"] for phase in found.data["phases"])
+    assert one == other == mixlab.macs(mixlab.create_model("caformer_pico", mixers="pool"), 32)
+
+
 @pytest.mark.parametrize(
     ("model", "recipe", "words", "said"),
     [
