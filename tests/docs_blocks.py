@@ -164,7 +164,8 @@ def check_mixlab(words: Sequence[str]) -> None:
         changed = pairs(arguments.get("model_set") or [], "--model-set")
         assert ensemble_row(model) or model_config(model, **changed)
     recipes = arguments.get("recipe") or []
-    for recipe in [recipes] if isinstance(recipes, str) else recipes:
+    for text in [recipes] if isinstance(recipes, str) else recipes:
+        recipe = text.rpartition("=")[2]
         if not recipe.endswith(".toml"):
             changes = changes_of(arguments) if "set" in arguments else {}
             load_recipe(recipe, model=models[0] if models else "", changes=changes)

@@ -93,6 +93,26 @@ def test_compute_prints_macs_or_all_of_a_training(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("words", "recipes"),
+    [
+        ([], {"vil_tiny": ["vision_lstm_imagenet_192", "vision_lstm_imagenet_224"], "caformer_pico": ["digits"]}),
+        (["digits"], {"vil_tiny": ["digits"], "caformer_pico": ["digits"]}),
+    ],
+)
+def test_each_model_has_recipes_of_its_own(
+    words: list[str], recipes: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("vil_tiny", "caformer_pico", "--compute", "--json", "--recipe", *words, "caformer_pico=digits")
+    assert json.loads(capsys.readouterr().out)["settings"]["recipes"] == recipes
+
+
+def test_a_bare_recipe_takes_those_of_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    run("caformer_pico", "vil_pico", "--compute", "--recipe", "--json")
+    recipes = json.loads(capsys.readouterr().out)["settings"]["recipes"]
+    assert recipes == {"caformer_pico": ["from_scratch_small"], "vil_pico": ["from_scratch_small"]}
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "Missing: MODEL"),
@@ -105,6 +125,9 @@ def test_compute_prints_macs_or_all_of_a_training(capsys: pytest.CaptureFixture[
         (["caformer_pico", "--compute", "--model-set", "biass=true"], "Unknown model option 'biass'"),
         (["caformer_pico", "--optimiser", "adamw"], "add --training"),
         (["caformer_pico", "--compute", "--images", "9"], "add --recipe"),
+        (["caformer_pico", "--compute", "--recipe", "caformer_pic=digits"], "Did you mean 'caformer_pico'"),
+        (["ensemble_hpx_conv_s18", "--compute", "--recipe"], "is an ensemble"),
+        (["timm:resnet18", "--compute", "--recipe"], "Only named models of Mixlab have recipes"),
         (["caformer_pico", "--compute", "--recipe", "digits", "--sizes", "32"], "does not go with --recipe"),
         (["--mixers", "pool", "--batches", "1", "2"], "takes one value here"),
         (["--mixers", "pool:size"], "takes KEY=VALUE"),

@@ -62,7 +62,8 @@ def bench_parser() -> ArgumentParser:
         "--batches 1 8 --against timm:resnet50 --out bench. Token mixers alone: mixlab bench --mixers attention mlstm "
         "hyena_pixel:filter=separable --lengths 1024 4096 16384. Activations alone: mixlab bench --activations. MACs "
         "against resolution: mixlab bench vil_tiny deit_tiny --compute. Training compute: mixlab bench vil_base "
-        "--compute --recipe vision_lstm_imagenet_192 vision_lstm_imagenet_224"
+        "--compute --recipe vision_lstm_imagenet_192 vision_lstm_imagenet_224; as papers train: mixlab bench vil_tiny "
+        "caformer_s18 --compute --recipe"
     )
     parser.add_argument(
         "models",
@@ -89,8 +90,19 @@ def add_mode_arguments(parser: ArgumentParser) -> None:
     add("--activations", nargs="*", default=None, help="activations alone; default: all")
     add("--units", type=int, default=None, help="of --activations: size of the input; default: 1000000")
     add("--compute", action="store_true", help="no timing: MACs against resolution, or with --recipe all of a training")
-    add("--recipe", nargs="+", default=None, help="of --compute: recipes, which are phases of one training")
-    add("--images", type=int, default=None, help="of --compute: training images; default: those of ImageNet-1K")
+    add(
+        "--recipe",
+        nargs="*",
+        default=None,
+        help="of --compute: recipes, which are phases of one training, for all models; MODEL=RECIPE for one of them; "
+        "models without any, or all after a bare --recipe, have their papers'",
+    )
+    add(
+        "--images",
+        type=int,
+        default=None,
+        help="of --compute: training images; default: those of the recipe's ImageNet",
+    )
     add("--drop-path", default=None, choices=["skip", "mask"], help="of --compute: dropped blocks; default: skip")
     add("--tflops", type=float, default=None, help="of --compute: TFLOP/s that a GPU achieves; default: 100")
 
@@ -164,7 +176,7 @@ def mode_of(arguments: Namespace) -> str:
         raise ConfigError("--optimiser is part of a training step: add --training.")
     training_only = [name for name in ("images", "drop_path", "tflops") if arguments[name] is not None]
     if training_only and arguments.recipe is None:
-        raise ConfigError(f"--{training_only[0].replace('_', '-')} is of a training: add --recipe NAME.")
+        raise ConfigError(f"--{training_only[0].replace('_', '-')} is of a training: add --recipe.")
     return mode
 
 
@@ -233,6 +245,7 @@ def run_activations(arguments: Namespace, watch: Callable[[str], None]) -> tuple
 
 def run_compute(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Finding, dict[str, Any]]:
     from mixlab.evals.compute import compute_of_recipes, macs_against_resolution
+    from mixlab.evals.phases import recipes_of
 
     if arguments.recipe is None:
         said = changes_of(arguments)
@@ -242,7 +255,8 @@ def run_compute(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Fin
         raise ConfigError("--sizes does not go with --recipe, which has an image size of its own.")
     options = given(arguments, "images", "tflops") | changes_of(arguments)
     options |= {} if arguments.drop_path is None else {"form": arguments.drop_path}
-    return compute_of_recipes(arguments.models, arguments.recipe, **options)
+    recipes = recipes_of(arguments.models, arguments.recipe)
+    return compute_of_recipes(arguments.models, recipes, **options)
 
 
 RUNS = {"models": run_models, "mixers": run_mixers, "activations": run_activations, "compute": run_compute}

@@ -25,6 +25,7 @@ from mixlab.zoo import create_model, list_models
 
 SIZES = (128, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 IMAGENET = 1_281_167  # training images of ImageNet-1K
+IMAGENET_21K = 14_197_122
 BACKWARD = 2  # forward passes that a backward pass costs: one for the inputs, one for the weights
 TFLOPS = 100.0  # a third of what an A100 does at its best in bf16
 
@@ -167,23 +168,24 @@ def training_compute(
     model: str,
     recipe: str | Recipe,
     *,
-    images: int = IMAGENET,
+    images: int | None = None,
     form: str = "skip",
     num_classes: int = 1000,
     changes: Mapping[str, Any] | None = None,
     fresh: bool = True,
 ) -> Phase:
-    """Of a named Mixlab model; `form` of stochastic depth is "skip" or "mask".
+    """Of a named Mixlab model; `form` of stochastic depth is "skip" or "mask". Images are ImageNet's unless told.
 
     `changes` are options of the model beside those of the recipe; `fresh` is as for `model_options`.
     """
-    require(images >= 1, f"1 training image or more; got {images}.")
+    require(images is None or images >= 1, f"1 training image or more; got {images}.")
     require(form in ("skip", "mask"), f"a form of drop path that is 'skip' or 'mask'; got {form!r}.")
     if model not in list_models():
         raise ConfigError(f"The compute of a recipe is counted for named models of Mixlab; got {model!r}.")
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, model=model)
     if recipe.task != "classification":
         raise ConfigError(f"The recipe {recipe.name!r} is for {recipe.task}; the compute is counted of classification.")
+    images = imagenet_images(recipe) if images is None else images
     options = model_options(recipe, model, options=changes, fresh=fresh)
     with torch.device("meta"):
         built = create_model(model, **{"num_classes": num_classes, **options})
@@ -204,6 +206,11 @@ def training_compute(
         head_macs=macs_by_part(built, (height, width))["head"],
         trains_head_only=recipe.train_only == "head",
     )
+
+
+def imagenet_images(recipe: Recipe) -> int:
+    """In an epoch of the ImageNet that a recipe is for, which its name says."""
+    return IMAGENET_21K if recipe.name.endswith("imagenet21k") else IMAGENET
 
 
 def epochs_of(recipe: Recipe, images: int) -> float:
@@ -233,7 +240,7 @@ def macs_by_residual(model: Backbone, size: tuple[int, int]) -> tuple[int, list[
 
 
 def training_phases(
-    model: str, recipes: Sequence[str], *, images: int, form: str, changes: Mapping[str, Any] | None
+    model: str, recipes: Sequence[str], *, images: int | None, form: str, changes: Mapping[str, Any] | None
 ) -> list[Phase]:
     """One training: the first recipe starts afresh, each other one from the weights, so the architecture, before it."""
     loaded = [load_recipe(recipe, model=model) for recipe in recipes]
@@ -246,22 +253,24 @@ def training_phases(
 
 def compute_of_recipes(
     models: Sequence[str],
-    recipes: Sequence[str],
+    recipes: Sequence[str] | Mapping[str, Sequence[str]],
     *,
-    images: int = IMAGENET,
+    images: int | None = None,
     form: str = "skip",
     tflops: float = TFLOPS,
     changes: Mapping[str, Any] | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
     """The training compute of models; several recipes are phases of one training and add up.
 
+    Recipes are the same for all models, or a mapping from each model to its own, as `phases.recipes_of` makes it.
     `tflops` is what a GPU really achieves in this training, in units of 10^12 floating-point operations per second.
     """
     need("matplotlib.figure")
     require(tflops > 0, f"achieved TFLOP/s above 0; got {tflops}.")
     require(bool(models and recipes), "at least one model and one recipe.")
+    each = recipes if isinstance(recipes, Mapping) else dict.fromkeys(models, recipes)
     phases = {
-        model: training_phases(model, recipes, images=images, form=form, changes=changes)
+        model: training_phases(model, each[model], images=images, form=form, changes=changes)
         for model in dict.fromkeys(models)
     }
     figures = {"training_compute": compute_bars(phases)}
@@ -273,7 +282,8 @@ def compute_of_recipes(
         [*columns, f"GPU hours at {tflops:g} TFLOP/s"],
         [row for model, own in phases.items() for row in rows_of(model, own, tflops)],
         settings={
-            "images": images,
+            "recipes": {model: [phase.recipe for phase in own] for model, own in phases.items()},
+            "images": {phase.recipe: phase.images for own in phases.values() for phase in own},
             "drop_path_form": form,
             "tflops": tflops,
             "step": 1 + BACKWARD,
@@ -302,13 +312,13 @@ def rows_of(model: str, phases: Sequence[Phase], tflops: float) -> list[list[Any
 
 
 def compute_bars(phases: Mapping[str, Sequence[Phase]]) -> Any:
-    entries = []
+    groups: dict[str, list[tuple[str, float, str]]] = {}
     for model, own in phases.items():
         total = sum(phase.total_flops for phase in own) / 1e18
         whole = sum(
             (1 if phase.drop_path_form == "mask" else 1 / (1 - phase.saving)) * phase.total_flops for phase in own
         )
         saved = 1 - 1e18 * total / whole
+        entries = groups.setdefault(" + ".join(phase.recipe for phase in own), [])
         entries.append((model, total, f"{total:.3g}" + (f" ({saved:.0%} saved by skipping)" if saved else "")))
-    heading = " + ".join(phase.recipe for phase in next(iter(phases.values())))
-    return bars("Training compute", {heading: entries}, "10^18 floating-point operations", colours_of(list(phases)))
+    return bars("Training compute", groups, "10^18 floating-point operations", colours_of(list(phases)))

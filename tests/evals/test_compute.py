@@ -14,6 +14,7 @@ from mixlab.evals.compute import (
     macs_by_residual,
     training_compute,
 )
+from mixlab.report.reproduce import tables
 from mixlab.training.processes import processes
 from mixlab.training.recipe import load_recipe
 from mixlab.training.run import Preparation, run_config
@@ -128,6 +129,26 @@ def test_phases_add_up() -> None:
     assert both[-1] == pytest.approx(total / 50e12 / 3600)
     assert found.columns[-1] == "GPU hours at 50 TFLOP/s"
     assert set(figures) == {"training_compute"}
+
+
+def test_models_under_recipes_of_their_own_are_drawn_apart() -> None:
+    recipes = {"caformer_pico": ["digits"], "vil_pico": ["digits", "linear_probe"]}
+    found, figures = compute_of_recipes(["caformer_pico", "vil_pico"], recipes, images=1000)
+    assert [tuple(row[:2]) for row in found.table] == [
+        ("caformer_pico", "digits"),
+        ("vil_pico", "digits"),
+        ("vil_pico", "linear_probe"),
+        ("vil_pico", "all"),
+    ]
+    (axes,) = figures["training_compute"].axes
+    assert {"digits", "digits + linear_probe"} <= {text.get_text() for text in axes.texts}
+
+
+def test_images_are_those_of_the_recipes_imagenet() -> None:
+    images = tables()["images"]
+    small, large = (training_compute("caformer_s18", f"caformer_{name}") for name in ("imagenet", "imagenet21k"))
+    assert (small.images, large.images) == (images["imagenet"], images["imagenet21k"])
+    assert training_compute("caformer_s18", "caformer_imagenet21k", images=9).images == 9
 
 
 def test_changes_of_the_models_are_counted() -> None:
