@@ -13,6 +13,7 @@ from mixlab.backbone import Backbone
 from mixlab.errors import MacsError, MixlabError, require
 from mixlab.evals.compile_time import compile_time
 from mixlab.evals.execution import Execution, Run, products_of
+from mixlab.evals.imagenet import IMAGENET
 from mixlab.evals.macs import macs
 from mixlab.evals.speed import MEBIBYTE, Timing, peak_memory_mb
 from mixlab.evals.subjects import open_subject
@@ -23,6 +24,7 @@ from mixlab.report.results import describe_machine
 SKIPPABLE = ("memory", "compile_time")
 LATENCY_RUNS = 100  # what the 99th percentile takes
 LATENCY_TIME = 5.0  # how many times the plan's seconds they may take
+EPOCHS = 10  # of ImageNet-1K, whose hours a training step tells (Vision-LSTM, Table 6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +56,9 @@ class Conditions:
 class BenchRow:
     """What a case costs; None where it was not measured, and then `reason` may say why.
 
-    `images_per_second` and `best_ms` are of the best run, `spread` says how much slower the slowest was. Percentiles
-    are the latency of one image. `ratio` is the median over pairs: how many times as fast as `against`.
+    `images_per_second` and `best_ms` are of the best run, `spread` says how much slower the slowest was;
+    `hours_10_epochs` are of ImageNet-1K at the speed of that run. Percentiles are the latency of one image. `ratio` is
+    the median over pairs: how many times as fast as `against`.
     """
 
     model: str
@@ -76,6 +79,7 @@ class BenchRow:
     best_ms: float | None = None
     median_ms: float | None = None
     spread: float | None = None
+    hours_10_epochs: float | None = None  # of training steps; loading images and evaluation are not in it
     p50_ms: float | None = None
     p90_ms: float | None = None
     p99_ms: float | None = None
@@ -196,7 +200,9 @@ def timing_of(seconds: Sequence[float], case: Case) -> dict[str, Any]:
         "median_ms": 1e3 * timing.median,
         "spread": timing.spread,
     }
-    if case.batch == 1 and not case.execution.training:
+    if case.execution.training:
+        found["hours_10_epochs"] = EPOCHS * IMAGENET * timing.best / case.batch / 3600
+    elif case.batch == 1:
         shares = percentiles(seconds).items()
         found |= {f"{name}_ms": None if value is None else 1e3 * value for name, value in shares}
     return found

@@ -13,6 +13,7 @@ from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError, require
 from mixlab.evals.bench import Watch, check_model, run_all
 from mixlab.evals.bench_figures import Curve, bars, colours_of, scaling_curves
+from mixlab.evals.imagenet import IMAGENET, IMAGENET_21K
 from mixlab.evals.macs import MacCounter, macs_by_part, on_meta
 from mixlab.evals.scaling import exponent
 from mixlab.evals.subjects import Subject, open_subject
@@ -24,8 +25,6 @@ from mixlab.training.recipe import Recipe, load_recipe
 from mixlab.zoo import create_model, list_models
 
 SIZES = (128, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
-IMAGENET = 1_281_167  # training images of ImageNet-1K
-IMAGENET_21K = 14_197_122
 BACKWARD = 2  # forward passes that a backward pass costs: one for the inputs, one for the weights
 TFLOPS = 100.0  # a third of what an A100 does at its best in bf16
 

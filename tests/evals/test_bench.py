@@ -38,6 +38,7 @@ def test_every_row_records_what_it_depends_on() -> None:
         ("caformer_pico", "training"),
         ("timm:resnet18", "training"),
     ]
+    assert [row["hours_10_epochs"] is not None for row in rows] == [False, False, True, True]
     for row in rows:
         assert all(row[name] is not None for name in RECORDED)
         assert row["images_per_second"] == pytest.approx(2e3 / row["best_ms"])  # type: ignore[operator]
@@ -51,6 +52,15 @@ def test_one_image_has_latency_percentiles_as_far_as_runs_tell() -> None:
     assert (found["spread"], found["images_per_second"]) == (99.0, 1.0)
     trained = Case(model="m", image_size=(32, 32), batch=1, execution=Execution(training=True))
     assert "p50_ms" not in timing_of([1.0, 2.0], trained)
+
+
+def test_a_training_step_tells_the_hours_of_ten_epochs_of_imagenet() -> None:
+    case = Case(model="m", image_size=(224, 224), batch=128, execution=Execution(training=True))
+    found = timing_of([0.1, 0.2], case)
+    assert found["hours_10_epochs"] == pytest.approx(10 * 1_281_167 / found["images_per_second"] / 3600)
+    assert found["hours_10_epochs"] == pytest.approx(2.78, abs=0.01)
+    inference = Case(model="m", image_size=(224, 224), batch=128, execution=Execution())
+    assert "hours_10_epochs" not in timing_of([0.1, 0.2], inference)
 
 
 def test_a_peer_takes_turns_and_gives_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,13 @@ import mixlab
 from mixlab.backbone import Backbone
 from mixlab.errors import ConfigError
 from mixlab.evals.compute import (
-    IMAGENET,
     compute_of_recipes,
     count_macs,
     macs_against_resolution,
     macs_by_residual,
     training_compute,
 )
+from mixlab.evals.imagenet import IMAGENET
 from mixlab.report.reproduce import tables
 from mixlab.training.processes import processes
 from mixlab.training.recipe import load_recipe
