@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,52 @@ def test_models_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     main(["models", "randformer_s12", "--json"])
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["params"], row["frozen"], row["paper_top1"]) == (11891712, 235298, 76.6)
+
+
+def test_models_draws_a_chart_of_the_papers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "coat_tiny", "--chart", str(tmp_path / "a.png")]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"written: {tmp_path / 'a.png'}\n"
+    assert captured.out.splitlines()[1].startswith("coat_tiny")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["models", "deit_tiny", "--chart", str(tmp_path / "b.svg"), "--measure", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)[0]["name"] == "deit_tiny"
+    assert captured.err.startswith("1/1 deit_tiny, 224 px: ")
+    assert "images/s on this CPU, batch 1" in (tmp_path / "b.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--chart", "nowhere/a.png"], "the folder nowhere does not exist"),
+        (["--chart", "a.jpg"], ".svg or .png; got 'a.jpg'"),
+        (["--chart", "a"], ".svg or .png; got 'a'"),
+        (["--measure"], "add --chart FILE"),
+        (["--chart", "a.png", "--batch", "2"], "are for --measure"),
+        (["--chart", "a.png", "--measure", "--measured", "bench.json"], "not both"),
+        (["--chart", "a.png", "--measure", "--limit-seconds", "0"], "more than 0 seconds; got 0"),
+        (["--chart", "a.png", "--measured", "none.json"], "none.json cannot be read"),
+    ],
+)
+def test_a_chart_that_cannot_be_drawn_is_explained(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["models", "vil_tiny", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_chart_needs_an_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "vil_pico", "--chart", str(tmp_path / "a.png")]) == 2
+    assert "No paper reports an accuracy for vil_pico" in capsys.readouterr().err
 
 
 def test_info_shows_the_stages_and_adds_up(capsys: pytest.CaptureFixture[str]) -> None:

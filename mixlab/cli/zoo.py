@@ -1,6 +1,7 @@
 """`mixlab models` and `mixlab info`."""
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -22,11 +23,34 @@ def models_parser() -> ArgumentParser:
     )
     parser.add_argument("pattern", nargs="?", default="*", help="a name or shell pattern, such as 'convformer*'")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument(
+        "--chart", metavar="FILE", default=None, help="a .png or .svg: the papers' top-1 against the models' costs"
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="with --chart: measure images/s of each model on this CPU now"
+    )
+    parser.add_argument("--batch", type=int, default=None, help="with --measure: images at once; default: 1")
+    parser.add_argument(
+        "--limit-seconds",
+        type=float,
+        default=None,
+        help="with --measure: begin no measurement after so many seconds in all; default: 600",
+    )
+    parser.add_argument(
+        "--measured", metavar="FILE", default=None, help="with --chart: images/s from a bench.json of `mixlab bench`"
+    )
     return parser
 
 
 def models(arguments: Namespace) -> None:
     """List the models with their sizes and costs."""
+    check_chart_arguments(arguments)
+    if arguments.chart is not None:
+        draw_chart(arguments)
+    list_all(arguments)
+
+
+def list_all(arguments: Namespace) -> None:
     from mixlab.evals.summary import summarise
     from mixlab.zoo import list_models
 
@@ -53,6 +77,45 @@ def models(arguments: Namespace) -> None:
         for one in summaries
     ]
     show(("model", "family", "mixers", "px", "params M", "MACs G", "paper top-1"), rows, right=(3, 4, 5, 6))
+
+
+def check_chart_arguments(arguments: Namespace) -> None:
+    """Before long work: the picture can be written, and every option has an effect."""
+    from mixlab.report.findings import check_picture_file
+
+    if arguments.chart is not None:
+        check_picture_file(arguments.chart)
+    elif arguments.measure or arguments.measured is not None:
+        raise ConfigError("--measure and --measured are for a chart: add --chart FILE.png.")
+    if arguments.measure and arguments.measured is not None:
+        raise ConfigError("Give --measure or --measured, not both: the chart shows images/s of one machine.")
+    if not arguments.measure and (arguments.batch is not None or arguments.limit_seconds is not None):
+        raise ConfigError("--batch and --limit-seconds are for --measure: add it, or leave them out.")
+
+
+def draw_chart(arguments: Namespace) -> None:
+    """The papers' accuracies against costs; what is measured is told as it comes."""
+    from mixlab.evals.reported import measure_speeds, points_of, read_speeds, with_speeds
+    from mixlab.evals.reported_figure import draw_reported
+    from mixlab.report.findings import check_picture_file, write_figure
+
+    points, label = points_of(arguments.pattern), "images/s"
+    if arguments.measure:
+        given = {"batch": arguments.batch, "limit_seconds": arguments.limit_seconds}
+        options = {name: value for name, value in given.items() if value is not None}
+        points = with_speeds(points, measure_speeds(points, tell=tell, **options))
+        label = f"images/s on this CPU, batch {arguments.batch or 1}"
+    elif arguments.measured is not None:
+        points = with_speeds(points, read_speeds(arguments.measured, points))
+        label = "images/s of the best batch measured"
+    path = check_picture_file(arguments.chart)
+    write_figure(draw_reported(points, speed_label=label), path)
+    tell(f"written: {path}")
+
+
+def tell(text: str) -> None:
+    """What goes on, beside the output for programs."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def mixers_in_short(names: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ from mixlab.report.svg import need
 
 Cell = str | int | float | bool | None
 DPI = 144
+FILE_KINDS = ("svg", "png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +99,31 @@ def write_finding(found: Finding, folder: str | PathLike[str], figures: Mapping[
     names = [picture.name for picture in found.pictures]
     require(sorted(drawn) == sorted(names), f"a figure for each picture {names}; got {sorted(drawn)}.")
     for name, figure in drawn.items():
-        for kind in ("svg", "png"):
-            out = io.BytesIO()
-            figure.savefig(out, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
-            write_whole(path / f"{name}.{kind}", out.getvalue())
+        for kind in FILE_KINDS:
+            write_figure(figure, path / f"{name}.{kind}")
     write_whole(path / f"{found.kind}.csv", csv_text(found))
     target = path / f"{found.kind}.json"
     write_whole(target, json.dumps(found.plain(), indent=1) + "\n")
     return target
+
+
+def check_picture_file(file: str | PathLike[str]) -> Path:
+    """Before long work: a picture can be written into this file."""
+    path, kinds = Path(file), " or ".join(f".{kind}" for kind in FILE_KINDS)
+    if path.suffix.lower().removeprefix(".") not in FILE_KINDS:
+        raise ConfigError(f"The ending of the file says what kind of picture it is: {kinds}; got {str(file)!r}.")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give the name of a file that ends in {kinds}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"Cannot write {path}: the folder {path.parent} does not exist. Create it first.")
+    return path
+
+
+def write_figure(figure: Any, path: Path) -> None:
+    """A matplotlib figure as the kind of file that the path's ending names."""
+    kind, out = path.suffix.lower().removeprefix("."), io.BytesIO()
+    figure.savefig(out, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
+    write_whole(path, out.getvalue())
 
 
 def csv_text(found: Finding) -> str:
