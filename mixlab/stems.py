@@ -67,6 +67,10 @@ class Downsample(nn.Module):
         bottom, right = -height % self.stride, -width % self.stride
         return F.pad(image_map, (0, right, 0, bottom)) if bottom or right else image_map
 
+    def pads(self, grid: Grid) -> bool:
+        """Whether a map of this size does not consist of whole patches."""
+        return self.patchify and bool(grid.height % self.stride or grid.width % self.stride)
+
     def grid_after(self, grid: Grid) -> Grid:
         """The grid behind this step, for a map of this size in front of it."""
         if self.patchify:
@@ -92,6 +96,9 @@ class ConvolutionalStem(nn.Module):
             tokens, grid = layer(image_map)
             image_map = grid.to_map(act(tokens))
         return last(image_map)
+
+    def pads(self, grid: Grid) -> bool:
+        return False  # the convolutions are overlapping ones
 
     def grid_after(self, grid: Grid) -> Grid:
         for layer in self.layers:

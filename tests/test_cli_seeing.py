@@ -41,6 +41,10 @@ def test_resolution_as_json(data: Path, capsys: pytest.CaptureFixture[str]) -> N
     run("resolution", "vil_pico", str(data), "--sizes", "48", "32x64", *quickly, "--json")
     table = json.loads(capsys.readouterr().out)["table"]
     assert [row[1] for row in table] == ["32", "32x64", "48"]
+    run("resolution", "vil_pico", str(data), "--sizes", "50", "--step", "own", *quickly, "--json")
+    assert [row[1] for row in json.loads(capsys.readouterr().out)["table"]] == ["32", "52"]
+    with pytest.raises(ConfigError, match="got 'big'"):
+        run("resolution", "vil_pico", str(data), "--sizes", "50", "--step", "big")
 
 
 def test_disagree_of_two_models(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

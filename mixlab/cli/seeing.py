@@ -62,6 +62,12 @@ def resolution_parser() -> ArgumentParser:
     parser.add_argument("models", nargs="+", help=MODELS)
     parser.add_argument("data", help=DATA)
     parser.add_argument("--sizes", nargs="+", required=True, help="such as 160 224 384 or 224x320")
+    parser.add_argument(
+        "--step",
+        default=None,
+        help="round the sizes to multiples of so many pixels, or own: of each model's own step, at which it pads "
+        "nothing (28 for Sequencer, 32 for others at 224 px)",
+    )
     parser.add_argument("--split", default="val", choices=["train", "val", "test"])
     parser.add_argument(
         "--crop", type=float, default=None, help="share of the resized image; default: each model's own"
@@ -82,7 +88,7 @@ def resolution(arguments: Namespace) -> None:
 
     check_out(arguments)
     sizes = [parse_size(size) for size in arguments.sizes]
-    names = ("split", "crop", "batch", "workers", "seconds", "seed", "device")
+    names = ("step", "split", "crop", "batch", "workers", "seconds", "seed", "device")
     with progress("Resolution") as bar:
         options = {name: arguments[name] for name in names}
         memory = not arguments.no_memory

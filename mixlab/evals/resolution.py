@@ -18,16 +18,18 @@ from mixlab.data.loader import Loader
 from mixlab.data.open import AnyData, open_data
 from mixlab.errors import MixlabError, require
 from mixlab.evals.classes import open_for_classes
-from mixlab.evals.execution import step
+from mixlab.evals.execution import step as run_once
+from mixlab.evals.own_grid import OWN, Step, is_padded, own_step, parse_step, sizes_for
 from mixlab.evals.resized import resized
 from mixlab.evals.speed import MEBIBYTE, child_answer, measure_speed, peak, reset_peak
 from mixlab.evals.subjects import Source, Subject, open_subject, short_names
 from mixlab.report.findings import Cell, Finding, Picture, figure, finding, legend_below
+from mixlab.report.svg import need
 from mixlab.tasks.classification import accuracy
 from mixlab.training.processes import Processes, choose_device
 
 COLUMNS = ("model", "size", "own size", "weights", "top-1, %", "relative", "images/s", "peak, MB", "note")
-SHOWN = ("own_size", "weights", "top1", "relative", "images_per_second", "peak_mb", "reason")
+SHOWN = ("own_size", "weights", "top1", "relative", "images_per_second", "peak_mb", "note")
 PANELS = {
     "top1": "top-1, %",
     "relative": "top-1 relative to the model's own size",
@@ -35,6 +37,8 @@ PANELS = {
     "peak_mb": "peak memory, MB",
 }
 MARKERS = "osD^vPX*<>"
+PADDED = "padded"
+CROSS = {"color": "black", "marker": "x", "markersize": 7, "linestyle": "", "zorder": 3}
 LIMIT_SECONDS = 600.0
 Watch = Callable[[int, int], None]  # images more, of how many in all
 
@@ -50,7 +54,12 @@ class Row:
     relative: float | None = None
     images_per_second: float | None = None
     peak_mb: float | None = None
+    padded: bool | None = None  # zeros up to whole patches; None where it is not known
     reason: str = ""
+
+    @property
+    def note(self) -> str:
+        return self.reason or (PADDED if self.padded else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +68,7 @@ class Wanted:
 
     source: AnyData
     sizes: tuple[tuple[int, int], ...]
+    step: Step
     batch: int
     workers: int
     crop: float | None
@@ -72,6 +82,7 @@ def resolution(
     data: str | PathLike[str],
     *,
     sizes: Sequence[int | tuple[int, int]],
+    step: Step = None,
     split: Literal["train", "val", "test"] = "val",
     crop: float | None = None,
     batch: int = 16,
@@ -85,23 +96,28 @@ def resolution(
     """Top-1, top-1 relative to the size that a model was trained at (which is always measured too), speed and memory.
 
     `seconds` go into each measurement of speed; 0 leaves it out. `batch` is for everything. A size that a model cannot
-    take has a row with the reason. Memory on a CPU is measured in another process, so only of models given as text.
+    take has a row with the reason; one that it pads is marked. With a `step`, sizes are rounded to multiples of it: so
+    many pixels, or "own" for each model's own step, at which nothing is padded. Memory on a CPU is measured in another
+    process, so only of models given as text.
     """
+    step = parse_step(step)
     require(bool(models) and bool(sizes), "one or more models, and one or more sizes.")
     require(batch >= 1 and seconds >= 0, f"a batch of 1 or more and no negative seconds; got {batch}, {seconds}.")
     source = open_data(data, split)
     asked = tuple(dict.fromkeys(parse_image_size(size) for size in sizes))
     wanted = Wanted(
-        source=source, sizes=asked, batch=batch, workers=workers, crop=crop, seconds=seconds, memory=memory, seed=seed
-    )
+        source=source, sizes=asked, step=step, batch=batch, workers=workers, crop=crop, seconds=seconds, memory=memory,
+        seed=seed,
+    )  # fmt: skip
     subjects = [open_for_classes(model, source.class_names, str(data), seed=seed) for model in models]
-    total = len(source) * sum(len(sizes_of(one, asked)) for one in subjects)
+    total = len(source) * sum(len(sizes_of(one, wanted)) for one in subjects)
     chosen, found = choose_device(device, 0), []
     for model, subject in zip(models, subjects, strict=True):
         own = subject.to(chosen)
         found.append(rows_of(own, model, wanted, None if watch is None else lambda more: watch(more, total)))
         own.to("cpu")
     settings = {"data": str(data), "split": split, "images": len(source), "batch": batch, "crop": crop}
+    settings |= {"step": step, "steps": [own_step(one) for one in subjects] if step == OWN else None}
     settings |= {"device": chosen.type, "threads": torch.get_num_threads()}
     return tell(subjects, found, settings), {"resolution": curves(short_names(subjects), found)}
 
@@ -117,8 +133,9 @@ def tell(subjects: Sequence[Subject], found: Sequence[Sequence[Row]], settings: 
     )
 
 
-def sizes_of(subject: Subject, asked: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What was asked for and the size trained at, the smallest first."""
+def sizes_of(subject: Subject, wanted: Wanted) -> list[tuple[int, int]]:
+    """What was asked for, on the model's grid if that was asked for too, and the size trained at, smallest first."""
+    asked = sizes_for(subject, wanted.sizes, wanted.step)
     return sorted({*asked, subject.image_size}, key=lambda size: (size[0] * size[1], size))
 
 
@@ -126,7 +143,7 @@ def sizes_of(subject: Subject, asked: Sequence[tuple[int, int]]) -> list[tuple[i
 
 
 def rows_of(subject: Subject, model: Source, wanted: Wanted, watch: Callable[[int], None] | None) -> list[Row]:
-    rows = [row_of(subject, model, size, wanted, watch) for size in sizes_of(subject, wanted.sizes)]
+    rows = [row_of(subject, model, size, wanted, watch) for size in sizes_of(subject, wanted)]
     at_home = next(row.top1 for row in rows if row.own_size)
     return [with_relative(row, at_home) for row in rows]
 
@@ -141,6 +158,7 @@ def row_of(
     subject: Subject, model: Source, size: tuple[int, int], wanted: Wanted, watch: Callable[[int], None] | None
 ) -> Row:
     about: dict[str, Any] = {"size": size, "own_size": size == subject.image_size}
+    about["padded"] = is_padded(subject, size)
     try:
         fitted, about["weights"] = resized(subject, size)
         about["top1"] = top1_of(fitted, wanted, watch)
@@ -178,7 +196,7 @@ def peak_of(subject: Subject, model: Source, wanted: Wanted) -> float | None:
     device = next(subject.model.parameters()).device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        step(subject.model, random_batch(subject, wanted.batch), training=False)
+        run_once(subject.model, random_batch(subject, wanted.batch), training=False)
         return torch.cuda.max_memory_allocated(device) / MEBIBYTE
     if device.type != "cpu" or isinstance(model, Backbone):
         return None
@@ -200,9 +218,9 @@ def measure_peak(job: Mapping[str, Any]) -> float:
     subject, _ = resized(subject, parse_image_size(job["size"]))
     model = subject.model
     held = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers())) / MEBIBYTE
-    step(model, random_batch(subject, 1), training=False)
+    run_once(model, random_batch(subject, 1), training=False)
     before = reset_peak()
-    step(model, random_batch(subject, job["batch"]), training=False)
+    run_once(model, random_batch(subject, job["batch"]), training=False)
     return held + max(0.0, peak() - before)
 
 
@@ -233,7 +251,7 @@ def table_of(names: Sequence[str], found: Sequence[Sequence[Row]]) -> list[list[
 
 
 def curves(names: Sequence[str], found: Sequence[Sequence[Row]]) -> Any:
-    """A panel for each number that was measured; a model's own size is filled."""
+    """A panel for each number that was measured; a model's own size is filled, a padded one is crossed out."""
     panels = [name for name in PANELS if any(getattr(row, name) is not None for rows in found for row in rows)] or [
         "top1"
     ]
@@ -249,11 +267,15 @@ def curves(names: Sequence[str], found: Sequence[Sequence[Row]]) -> Any:
             axes.plot(sides, [getattr(row, panel) for row in known], label=name, markerfacecolor="white", **look)
             home = [(side, getattr(row, panel)) for side, row in zip(sides, known, strict=True) if row.own_size]
             axes.plot(*(zip(*home, strict=True) if home else ((), ())), linestyle="", **look)
+            crossed = [(side, getattr(row, panel)) for side, row in zip(sides, known, strict=True) if row.padded]
+            axes.plot(*(zip(*crossed, strict=True) if crossed else ((), ())), **CROSS)
         axes.set_title(PANELS[panel], loc="left", fontsize=9)
         axes.set_xlabel("image size, px", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
     handles, shown = grid[0].get_legend_handles_labels()
+    if any(row.padded for rows in found for row in rows):
+        handles, shown = [*handles, need("matplotlib.lines").Line2D([], [], **CROSS)], [*shown, PADDED]
     legend_below(drawn, handles, shown, side="center", ncols=min(3, len(shown)), fontsize=8)
     return drawn
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import mixlab
 from mixlab.data.images import decode
-from mixlab.errors import ImageError
+from mixlab.errors import ConfigError, ImageError
 from mixlab.evals.resized import resized
 from mixlab.evals.resolution import Row, resolution, with_relative
 from mixlab.evals.subjects import open_subject
@@ -80,6 +80,30 @@ def test_a_size_that_a_model_cannot_take_has_a_row_with_the_reason(data: Path) -
     assert "cannot take 64 x 64 px: Input height (64) doesn't match model (224)" in refused[8]
     assert at_home[1:3] == ("224", True)
     assert at_home[4] is not None
+
+
+def test_every_model_has_sizes_on_its_own_grid_and_padded_ones_are_marked(data: Path) -> None:
+    options: dict[str, Any] = {"sizes": [50], "seconds": 0, "memory": False, "workers": 0, "device": "cpu"}
+    models = ["sequencer2d_pico", "vil_pico"]
+    told, figures = resolution(models, data, step="own", **options)
+    assert [(row[0], row[1], row[8]) for row in told.table] == [
+        ("sequencer2d_pico", "32", ""),
+        ("sequencer2d_pico", "48", ""),
+        ("vil_pico", "32", ""),
+        ("vil_pico", "52", ""),
+    ]
+    assert told.settings["steps"] == [8, 4]
+    assert legend_of(figures) == models
+    told, figures = resolution(models, data, **options)
+    assert [row[8] for row in told.table] == ["", "padded", "", "padded"]
+    assert [row["padded"] for rows in told.data["rows"] for row in rows] == [False, True, False, True]
+    assert legend_of(figures) == [*models, "padded"]
+    with pytest.raises(ConfigError, match="pixels such as 32 for all models; got 'all'"):
+        resolution(models, data, step="all", **options)  # type: ignore[arg-type]
+
+
+def legend_of(figures: dict[str, Any]) -> list[str]:
+    return [text.get_text() for text in figures["resolution"].legends[0].get_texts()]
 
 
 def test_memory_grows_with_the_size(data: Path) -> None:
