@@ -31,7 +31,7 @@ def pairs(entries: Iterable[str], flag: str) -> dict[str, Any]:
 RECIPES = {"segmentation": "segmentation_small", "detection": "detection_small"}
 
 
-def add_run_arguments(parser: ArgumentParser, *, recipe: str) -> None:
+def add_run_arguments(parser: ArgumentParser, *, recipe: str, chooses_splits: bool = True) -> None:
     parser.add_argument("--recipe", default=None, help=f"a name from `mixlab recipes`, or a .toml file; else {recipe}")
     parser.add_argument(
         "--set",
@@ -49,13 +49,14 @@ def add_run_arguments(parser: ArgumentParser, *, recipe: str) -> None:
     )
     parser.add_argument("--epochs", type=int, default=None, help="short for --set schedule.epochs=N")
     parser.add_argument("--image-size", type=int, default=None, help="short for --set image_size=N")
-    parser.add_argument(
-        "--train-splits",
-        nargs="+",
-        default=None,
-        choices=["train", "val"],
-        help="what to train on; with val, the test split is evaluated and no epoch is chosen. Default: the recipe's",
-    )
+    if chooses_splits:
+        parser.add_argument(
+            "--train-splits",
+            nargs="+",
+            default=None,
+            choices=["train", "val"],
+            help="what to train on; with val, the test split is evaluated and no epoch is chosen. Default: the recipe's",
+        )
     parser.add_argument("--micro", type=int, default=None, help="images per process at once; default: as many as fit")
     parser.add_argument("--workers", type=int, default=2, help="processes that load data")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps or auto")

@@ -34,7 +34,7 @@ def train_parser() -> ArgumentParser:
     parser.add_argument("--out", default=None, help="a new folder for the run")
     parser.add_argument("--resume", default=None, help="go on with a run folder; needs nothing else")
     parser.add_argument("--config", default=None, help="repeat the config.json of another run, into --out")
-    parser.add_argument("--weights", default=None, help="start from a weight file")
+    parser.add_argument("--weights", default=None, help="start from a weight file, or released: the public weights")
     parser.add_argument("--seed", type=int, default=0)
     add_task_argument(parser)
     add_run_arguments(parser, recipe="from_scratch_small")
@@ -206,7 +206,7 @@ def transfer_parser() -> ArgumentParser:
         choices=["final", "results"],
         help="what tested runs leave: final weights too, or results only; runs of the sweep leave results only",
     )
-    add_run_arguments(parser, recipe="vision_lstm_vtab")
+    add_run_arguments(parser, recipe="vision_lstm_vtab", chooses_splits=False)
     return parser
 
 

@@ -106,6 +106,8 @@ def transfer(
     an interruption. A run of the sweep leaves no weights behind; `keep` says what a tested run leaves.
     """
     resolved = sweep_recipe(model, {"recipe": recipe, "changes": changes})
+    if "train_splits" in settings:
+        raise ConfigError("A transfer trains on train, then on train and val, so train_splits cannot be chosen.")
     check_splits(data)
     folder = Path(out)
 

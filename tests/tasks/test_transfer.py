@@ -111,6 +111,16 @@ def test_a_transfer_needs_three_splits_and_a_sweep(tmp_path: Path) -> None:
         transfer("caformer_pico", tmp_path / "nowhere", out=tmp_path / "out")
 
 
+def test_the_protocol_says_what_each_run_trains_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With val in the training of a sweep, the learning rate would be chosen on the test split."""
+    with pytest.raises(ConfigError, match="train_splits cannot be chosen"):
+        transfer("caformer_pico", "digits", out=tmp_path / "out", train_splits=("train", "val"), **QUIET)
+    with pytest.raises(SystemExit):
+        main(["transfer", "caformer_pico", "--out", str(tmp_path / "out"), "--train-splits", "train", "val"])
+    assert "--train-splits" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 # -- cut off ---------------------------------------------------------------------------------------
 
 
