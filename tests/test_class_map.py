@@ -129,3 +129,10 @@ def test_a_map_without_weights_says_what_it_is_for(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="weights for a class map"):
         train("caformer_pico", "digits", out=tmp_path / "run", recipe="digits", class_map=write(tmp_path, "1"))
+
+
+def test_a_map_for_a_segmenter_is_refused(large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["finetune", "caformer_pico", str(large), "digit-scenes", "--recipe", "segmentation_small"]
+    assert main([*words, "--out", str(tmp_path / "run"), "--class-map", write(tmp_path, "1")]) == 2
+    assert "no class map for segmentation" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -231,6 +231,8 @@ class Preparation:
         self.config, self.folder, self.processes, self.resumed = config, folder, own, resumed
         self.recipe = parse_recipe(config.recipe, "the run's recipe")
         check_train_splits(config.train_splits)
+        classifies = self.recipe.task == "classification"
+        require(config.class_map is None or classifies, f"no class map for {self.recipe.task}: it has no use for one.")
         check_precision(self.recipe.precision, own.device)
         self.train_data, self.val_data = self.open_splits()
         torch.manual_seed(seed_of(config.seed, 1))
