@@ -9,6 +9,7 @@ from mixlab.backbone import Backbone
 from mixlab.dense.timm_maps import is_timm, timm_maps
 from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError
+from mixlab.released import fetch, find_release, is_released
 from mixlab.weights import load_weights
 from mixlab.zoo import create_model
 
@@ -21,7 +22,7 @@ def backbone_for(
     *,
     usual: Mapping[str, Any] | None = None,
 ) -> Backbone:
-    """A new one by name, or the one that is given; without a classifier, and with the weights of a file.
+    """A new one by name, or the one that is given; without a classifier, and with weights of a file or "released".
 
     `usual` options hold for a named backbone unless `options` say otherwise. "timm:NAME" is a model of timm.
     """
@@ -37,8 +38,9 @@ def backbone_for(
     if weights is not None:
         if backbone.config.num_classes:
             backbone.reset_classifier(0)
+        source = fetch(find_release(backbone.config.name, str(weights))) if is_released(weights) else weights
         with warnings.catch_warnings():
             if unasked:  # the published way: weights of the classifier in a backbone that differs in just these
                 warnings.filterwarnings("ignore", f".* with other {', '.join(unasked)}; ")
-            load_weights(backbone, weights, replace_classifier=True)
+            load_weights(backbone, source, replace_classifier=True)
     return backbone

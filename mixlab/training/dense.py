@@ -16,6 +16,7 @@ from mixlab.dense.segmenter import Segmenter, create_segmenter
 from mixlab.dense.timm_maps import PRETRAINED
 from mixlab.errors import ConfigError, DataError
 from mixlab.evals.detection import coco
+from mixlab.released import is_released
 from mixlab.tasks.detection import Detection, precision
 from mixlab.tasks.segmentation import Segmentation, scores
 from mixlab.training.loop import Metrics, Task, Trainer
@@ -38,7 +39,7 @@ class DensePreparation(Preparation):
     def build(self, options: dict[str, Any]) -> DenseModel:
         """The decoder or detector on the named backbone, or the whole model of a weight file."""
         weights = self.config.weights
-        if weights in (None, PRETRAINED) or task_of(str(weights)) != self.task_name:
+        if weights is None or weights == PRETRAINED or is_released(weights) or task_of(weights) != self.task_name:
             return self.create({name: value for name, value in options.items() if name != "num_classes"}, weights)
         model = load_dense(weights)
         if model.backbone.config.name != self.config.model:

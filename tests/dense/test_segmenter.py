@@ -1,5 +1,6 @@
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from mixlab.dense.segmenter import Segmenter, SegmenterConfig, class_counts, cre
 from mixlab.dense.upernet import UperNet, enlarge
 from mixlab.errors import ConfigError, DataError
 from mixlab.evals.macs import macs_by_part
+from mixlab.released import find_release
 
 PICO = mixlab.list_models("*_pico")
 SMALL: dict[str, Any] = {"num_classes": 5, "width": 16, "auxiliary_width": 8}
@@ -251,3 +253,17 @@ def test_what_was_seen_in_training_shifts_predictions_and_is_kept_with_the_weigh
     model.load_state_dict(model.state_dict() | {"seen": twin.seen})
     missing = 0.5 * masks.flatten().bincount(minlength=5).log()
     torch.testing.assert_close(model.eval()(images) - fresh, missing[None, :, None, None].expand_as(fresh))
+
+
+def test_public_weights_go_into_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXLAB_CACHE", str(tmp_path))
+    file = find_release("deit_tiny").local
+    file.parent.mkdir()
+    classifier = mixlab.create_model("deit_tiny")
+    mixlab.save_weights(classifier, file)
+    with pytest.warns(UserWarning, match="No hash is known"):
+        model = create_segmenter("deit_tiny", weights="released", **SMALL)
+    name = "stages.0.blocks.3.token.branches.0.mixer.qkv.weight"
+    assert torch.equal(model.backbone.get_parameter(name), classifier.get_parameter(name))
+    with pytest.raises(ConfigError, match="No public checkpoint of 'vil_pico'"):
+        create_segmenter("vil_pico", weights="released", **SMALL)
