@@ -190,10 +190,15 @@ def training_compute(
         built = create_model(model, **{"num_classes": num_classes, **options})
     if isinstance(built, Ensemble):
         raise ConfigError(f"{model!r} is an ensemble: count its members one by one.")
+    return phase_of(built, recipe, images=images, form=form)
+
+
+def phase_of(built: Backbone, recipe: Recipe, *, images: int, form: str) -> Phase:
+    """Count the training of a model, which needs no data in its weights, by a recipe for classification."""
     height, width = training_size(recipe, built.config)
     other, residuals = macs_by_residual(built, (height, width))
     return Phase(
-        model=model,
+        model=built.config.name,
         recipe=recipe.name,
         image_size=(height, width),
         drop_path=built.config.drop_path.rate,

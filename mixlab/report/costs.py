@@ -18,7 +18,7 @@ class Cost:
 
 def show_count(value: float) -> str:
     """1_234_567 as 1.23 M."""
-    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+    for size, unit in ((1e18, " E"), (1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= size:
             return f"{three_digits(value / size)}{unit}"
     return f"{value:.0f}"

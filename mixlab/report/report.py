@@ -44,6 +44,7 @@ class TrainedRun:
     finished: bool
     params: int | None = None
     macs: int | None = None
+    train_flops: float | None = None  # of this run alone: what its first weights cost is not in it
 
     @property
     def task(self) -> str:
@@ -184,8 +185,10 @@ def read_run(file: Path) -> TrainedRun:
         history = read_json(folder / METRICS) if (folder / METRICS).exists() else []
     if not isinstance(history, list) or not all(isinstance(row, dict) and "epoch" in row for row in history):
         raise ConfigError(f"The metrics of {folder} are not a list with a row per epoch.")
-    params, macs = costs(folder / WEIGHTS) if config.recipe.get("task", "classification") == "classification" else NONE
-    return TrainedRun(str(folder), config, tuple(history), result.get("test"), bool(result), params, macs)
+    known: dict[str, Any] = {}
+    if config.recipe.get("task", "classification") == "classification" and (folder / WEIGHTS).exists():
+        known = costs(folder / WEIGHTS, config, result.get("train_images"))
+    return TrainedRun(str(folder), config, tuple(history), result.get("test"), bool(result), **known)
 
 
 def mapping(row: Any, file: Path) -> dict[str, Any]:
@@ -194,23 +197,20 @@ def mapping(row: Any, file: Path) -> dict[str, Any]:
     return row
 
 
-NONE: tuple[int | None, int | None] = (None, None)
-
-
-def costs(weights: Path) -> tuple[int | None, int | None]:
-    """Parameters and MACs of trained weights at their own image size; None of both without the file."""
+def costs(weights: Path, run: "RunConfig", images: int | None) -> dict[str, float | None]:
+    """Parameters and MACs of trained weights at their own image size, and the arithmetic of their training."""
     from mixlab.evals.macs import macs_by_part
+    from mixlab.evals.run_compute import flops_of_run
     from mixlab.evals.summary import count, shadow
     from mixlab.weights import read_about
 
-    if not weights.exists():
-        return NONE
     params = macs = 0
-    for config in read_about(weights).configs:
+    configs = read_about(weights).configs
+    for config in configs:
         model, (height, width) = shadow(config), config.image_size
         params += count(model, trainable=True) + count(model, trainable=False)
         macs += sum(macs_by_part(model, (height, width)).values())
-    return params, macs
+    return {"params": params, "macs": macs, "train_flops": flops_of_run(run, configs, images)}
 
 
 def read_instrument(file: Path) -> Instrument:

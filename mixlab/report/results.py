@@ -46,6 +46,7 @@ class ModelResult:
     latency_ms: float | None = None
     peak_mb: float | None = None
     train_seconds: float | None = None  # of one seed, on average
+    train_flops: float | None = None  # of one seed: floating-point operations, evaluation not included
 
     def __post_init__(self) -> None:
         shares = (*self.top1, *self.top5)

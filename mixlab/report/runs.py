@@ -95,7 +95,7 @@ def number_cell(value: float | None, text: str) -> PageCell:
     return PageCell(MISSING, None) if value is None else PageCell(text.format(value), value)
 
 
-def count_cell(value: int | None) -> PageCell:
+def count_cell(value: float | None) -> PageCell:
     return PageCell(MISSING, None) if value is None else PageCell(show_count(value), value)
 
 
@@ -119,6 +119,7 @@ def run_table(runs: Sequence[tuple[str, TrainedRun]]) -> PageTable:
         ("epochs", [epochs_cell(run) for _, run in runs]),
         ("seed", [page_cell(run.config.seed) for _, run in runs]),
         ("training", [training_cell(run) for _, run in runs]),
+        ("training FLOP", [count_cell(run.train_flops) for _, run in runs]),
     ]
     shown = [(head, cells) for head, cells in columns if any(cell.value is not None for cell in cells)]
     rows_ = [PageRow([cells[index] for _, cells in shown]) for index in range(len(runs))]

@@ -28,6 +28,7 @@ AXES = (
     Axis("params", "parameters", "count"),
     Axis("peak_mb", "peak memory", "MB"),
     Axis("images_per_second", "images/s", "number", less=False),
+    Axis("train_flops", "training compute (FLOP)", "count"),
 )
 SHOWS = {"ms": show_ms, "MB": show_mb, "count": show_count, "number": three_digits}
 MEASURED = {"latency_ms", "peak_mb", "images_per_second"}  # these depend on the machine
@@ -141,4 +142,6 @@ def run_mark(run: TrainedRun, name: str) -> Mark | None:
     score = score_of(run, scores_of(run)[0])
     if score is None or run.macs is None or run.params is None:
         return None
-    return Mark(name, run.source, score, f"{score:.2f}%", None, {"params": run.params, "macs": run.macs})
+    costs = {"params": run.params, "macs": run.macs, "train_flops": run.train_flops}
+    known = {cost: float(value) for cost, value in costs.items() if value is not None}
+    return Mark(name, run.source, score, f"{score:.2f}%", None, known)

@@ -91,7 +91,7 @@ def csv_text(comparison: Comparison) -> str:
     """Plain numbers in the units of `ModelResult`, every column, empty where nothing was measured."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    costs = ("params", "frozen", "macs", "images_per_second", "latency_ms", "peak_mb", "train_seconds")
+    costs = ("params", "frozen", "macs", "images_per_second", "latency_ms", "peak_mb", "train_seconds", "train_flops")
     writer.writerow(["model", "top1", "top1_spread", "top5", "top5_spread", "seeds", *costs])
     for model in comparison.ranked():
         accuracies = (model.mean, model.spread, mean(model.top5), spread(model.top5), len(model.top1))

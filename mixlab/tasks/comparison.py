@@ -11,9 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from mixlab.backbone import Backbone
+from mixlab.config import ModelConfig
 from mixlab.data.open import open_data, splits
+from mixlab.ensemble import Ensemble
 from mixlab.errors import ConfigError, DataError, StoppedEarly, TrainingError, require
 from mixlab.evals.macs import macs
+from mixlab.evals.run_compute import flops_of_run
 from mixlab.evals.speed import latency_ms, measure_speed, peak_memory_mb
 from mixlab.evals.summary import count, summarise
 from mixlab.report import (
@@ -29,7 +33,16 @@ from mixlab.report import (
 )
 from mixlab.training.processes import environment
 from mixlab.training.recipe import flat, load_recipe
-from mixlab.training.run import FINAL, RESULT, RunConfig, RunResult, continued, require_same_run, run_config
+from mixlab.training.run import (
+    FINAL,
+    RESULT,
+    RunConfig,
+    RunResult,
+    continued,
+    read_config,
+    require_same_run,
+    run_config,
+)
 from mixlab.training.side_by_side import run_side_by_side
 from mixlab.training.watch import ProgressBar
 from mixlab.weights import read_about
@@ -190,8 +203,13 @@ def model_result(runs: Sequence[RunResult], memory: PeakMemory | None, names: Se
         top5=tuple(final["top5"] for final in finals),
         curves=curves,
         train_seconds=sum(row["train_seconds"] for run in runs for row in run.history) / len(runs),
+        train_flops=flops_of_run(read_config(runs[0].folder), configs_of(model), runs[0].train_images),
         **costs,
     )
+
+
+def configs_of(model: Backbone) -> list[ModelConfig]:
+    return [member.config for member in model.members] if isinstance(model, Ensemble) else [model.config]
 
 
 def assemble(

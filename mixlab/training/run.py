@@ -83,6 +83,7 @@ class RunResult:
     test: Metrics | None
     stopped: bool
     evaluated_on: str | None  # the split of `history`; None: nothing was left to evaluate on
+    train_images: int | None  # in an epoch; None: the run is from before this was written down
     model: Any = field(repr=False)  # a Backbone, a segmenter or a detector; None if its weights were not kept
 
 
@@ -157,8 +158,8 @@ def finished(folder: Path, keep: Keep = "all") -> RunResult | None:
     row = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     if keep != "results":
         model = create_model(weights=file) if task_of(file) == "classification" else load_dense(file)
-    split = row.get("evaluated_on", "val")
-    return RunResult(folder, tuple(row["history"]), row["best"], row["test"], False, split, model)
+    split, images = row.get("evaluated_on", "val"), row.get("train_images")
+    return RunResult(folder, tuple(row["history"]), row["best"], row["test"], False, split, images, model)
 
 
 def discard(folder: Path, keep: Keep) -> None:
@@ -405,13 +406,13 @@ class Preparation:
                 if self.config.keep != "results":
                     save_weights(whole, self.folder / FINAL)
                 result: dict[str, Any] = {"history": trainer.history, "best": trainer.best, "test": test}
-                result["evaluated_on"] = self.evaluated_on
+                result |= {"evaluated_on": self.evaluated_on, "train_images": len(self.train_data)}
                 write_whole(self.folder / RESULT, json.dumps(result, indent=1))
                 discard(self.folder, self.config.keep)
         model = trainer.evaluated
         assert isinstance(model, (Backbone, DenseModel))
-        history, split = tuple(trainer.history), self.evaluated_on
-        return RunResult(self.folder, history, trainer.best, test, trainer.stopping, split, model)
+        history, split, images = tuple(trainer.history), self.evaluated_on, len(self.train_data)
+        return RunResult(self.folder, history, trainer.best, test, trainer.stopping, split, images, model)
 
     def test(self, trainer: Trainer) -> Metrics | None:
         """The test split, if the data has one that training did not look at."""

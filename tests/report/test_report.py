@@ -153,6 +153,33 @@ def test_the_chart_holds_every_model_and_cost(text: str) -> None:
     assert sequencer["texts"]["latency"] == "12.0 ms"
 
 
+def test_the_arithmetic_of_a_training_is_a_cost(tmp_path: Path) -> None:
+    short = tiny(tmp_path / "short", changes={"schedule.epochs": 1, "schedule.warmup_epochs": 0})
+    tiny(tmp_path / "long")
+    tiny(tmp_path / "frozen", weights=str(short.folder / "final.safetensors"), freeze_layers=1)
+    report = collect([tmp_path])
+    (group,) = groups(report)
+    assert "training compute (FLOP)" in [axis["label"] for axis in group.plain()["axes"]]
+    found = {mark.name: mark.costs.get("train_flops") for mark in group.marks}
+    images, step = 1078, 3 * 2 * group.marks[0].costs["macs"]
+    assert found == {
+        "caformer_pico (short)": pytest.approx(step * images),
+        "caformer_pico (long)": pytest.approx(step * images * 2),
+        "caformer_pico (frozen)": None,  # it has a shorter way back, nobody knows how short
+    }
+    page = Page(render_report(report))
+    assert "training FLOP" in page.text
+
+
+def test_a_run_that_did_not_write_down_its_images_has_no_compute(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run")
+    row = json.loads((run.folder / "result.json").read_text())
+    assert row.pop("train_images") == 1078
+    (run.folder / "result.json").write_text(json.dumps(row))
+    (group,) = groups(collect([run.folder]))
+    assert set(group.marks[0].costs) == {"params", "macs"}
+
+
 def test_more_images_per_second_are_better() -> None:
     rows = (("fast", 90, 100), ("slow", 95, 10), ("beaten", 80, 50), ("twin", 95, 10))
     marks = [Mark(name, "", score, "", None, {"images_per_second": cost, "macs": cost}) for name, score, cost in rows]
@@ -268,7 +295,7 @@ def test_a_real_run_has_parameters_macs_and_a_place_in_the_chart(tmp_path: Path)
     assert run.params
     assert run.macs
     (group,) = groups(report)
-    assert group.marks[0].costs == {"params": run.params, "macs": run.macs}
+    assert group.marks[0].costs == {"params": run.params, "macs": run.macs, "train_flops": run.train_flops}
     assert len(Page(render_report(report)).all("svg")) >= 3
 
 

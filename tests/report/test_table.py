@@ -44,7 +44,16 @@ def test_csv_holds_plain_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(999, "999"), (1234, "1.23 k"), (12_340_000, "12.3 M"), (4.8e9, "4.80 G"), (2e12, "2.00 T")]
+    ("value", "text"),
+    [
+        (999, "999"),
+        (1234, "1.23 k"),
+        (12_340_000, "12.3 M"),
+        (4.8e9, "4.80 G"),
+        (2e12, "2.00 T"),
+        (7.5e15, "7.50 P"),
+        (3e20, "300 E"),
+    ],
 )
 def test_counts_as_people_read_them(value: float, text: str) -> None:
     assert show_count(value) == text

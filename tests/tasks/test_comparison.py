@@ -18,6 +18,8 @@ def test_models_are_compared_alike_and_a_second_call_trains_nothing_again(tmp_pa
     result = compare(names, "digits", measure=False, **arguments)
     assert [model.name for model in result.models] == names
     assert all(len(model.top1) == 2 and len(model.curves[0]) == 2 for model in result.models)
+    steps = [3 * 2 * model.macs * 1078 * 2 for model in result.models]  # forward and backward, images, epochs
+    assert [model.train_flops for model in result.models] == pytest.approx(steps)
     assert result.test_images == 359
     assert {"comparison.json", "comparison.csv", "comparison.html"} <= {
         path.name for path in (tmp_path / "out").iterdir()
