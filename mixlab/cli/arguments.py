@@ -55,7 +55,7 @@ def add_run_arguments(parser: ArgumentParser, *, recipe: str, chooses_splits: bo
             nargs="+",
             default=None,
             choices=["train", "val"],
-            help="what to train on; with val, the test split is evaluated and no epoch is chosen. Default: the recipe's",
+            help="what to train on; with val, test is evaluated and no epoch is chosen. Default: the recipe's",
         )
     parser.add_argument("--micro", type=int, default=None, help="images per process at once; default: as many as fit")
     parser.add_argument("--workers", type=int, default=2, help="processes that load data")
