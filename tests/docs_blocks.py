@@ -19,6 +19,7 @@ from typing import Any
 
 from mixlab.cli import build_parser
 from mixlab.cli.arguments import changes_of, pairs
+from mixlab.dense.timm_maps import is_timm, timm_config
 from mixlab.errors import MixlabError
 from mixlab.evals.whole_task import is_whole_task
 from mixlab.training.recipe import load_recipe
@@ -162,7 +163,7 @@ def check_mixlab(words: Sequence[str]) -> None:
         assert list_models(name) or name.startswith("timm:"), f"no model is called {pattern}"
     for model in models:
         changed = pairs(arguments.get("model_set") or [], "--model-set")
-        assert ensemble_row(model) or model_config(model, **changed)
+        assert timm_config(model, changed) if is_timm(model) else ensemble_row(model) or model_config(model, **changed)
     recipes = arguments.get("recipe") or []
     for text in [recipes] if isinstance(recipes, str) else recipes:
         recipe = text.rpartition("=")[2]
