@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 MODEL = "a model, NAME=WEIGHTS or a weight file"
 
 
-def add_model_arguments(parser: ArgumentParser, model: str) -> None:
-    parser.add_argument("model", help=model)
+def add_model_arguments(parser: ArgumentParser, model: str, *, several: bool = False) -> None:
+    if several:
+        parser.add_argument("models", nargs="+", help=model)
+    else:
+        parser.add_argument("model", help=model)
     parser.add_argument("--image-size", default=None, help="a side or HEIGHTxWIDTH; default: the model's own")
     parser.add_argument("--member", type=int, default=None, help="of an ensemble, from 0")
 
 
-def subject_of(arguments: Namespace) -> "Subject":
-    """The model that was asked for, or one member of it."""
+def subject_of(arguments: Namespace, model: str | None = None) -> "Subject":
+    """The model that was asked for, or one of several, or one member of it."""
     from mixlab.ensemble import Ensemble
     from mixlab.evals.subjects import of_backbone, open_subject
 
     check_out(arguments)
     size = None if arguments.image_size is None else parse_size(arguments.image_size)
-    subject = open_subject(arguments.model, image_size=size)
+    subject = open_subject(arguments.model if model is None else model, image_size=size)
     if arguments.member is None:
         return subject
     if not isinstance(subject.model, Ensemble):
@@ -42,21 +45,29 @@ def subject_of(arguments: Namespace) -> "Subject":
 
 def kernels_parser() -> ArgumentParser:
     parser = ArgumentParser(
-        description="The kernels that a model has learned, and how far they reach. "
-        "Example: mixlab kernels run/final.safetensors --out kernels"
+        description="The kernels that models have learned, and how far they reach; several models share a picture of "
+        "the latter. Example: mixlab kernels run/final.safetensors --out kernels"
     )
-    add_model_arguments(parser, MODEL)
-    parser.add_argument("--block", default=None, help="draw its channels one by one, such as stages.0.blocks.1")
+    add_model_arguments(parser, f"{MODEL}, one or more", several=True)
+    parser.add_argument(
+        "--block", default=None, help="of one model: draw its channels one by one, such as stages.0.blocks.1"
+    )
     add_output_arguments(parser)
     return parser
 
 
 def kernels(arguments: Namespace) -> None:
-    """Show the kernels that a model has learned and how far they reach."""
+    """Show the kernels that models have learned and how far they reach."""
+    from mixlab.evals.kernel_coverage import compare_coverage
     from mixlab.evals.kernels import look_at_kernels
 
-    found, figures = look_at_kernels(subject_of(arguments), block=arguments.block)
-    put_out(found, arguments, figures)
+    subjects = [subject_of(arguments, model) for model in arguments.models]
+    if len(subjects) == 1:
+        put = look_at_kernels(subjects[0], block=arguments.block)
+    else:
+        require(arguments.block is None, f"one model for --block; got {len(subjects)}.")
+        put = compare_coverage(subjects)
+    put_out(put[0], arguments, put[1])
 
 
 def truncate_parser() -> ArgumentParser:

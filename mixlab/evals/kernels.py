@@ -21,7 +21,8 @@ WINDOW = 0.05  # what the window gives less than counts as nothing (section 5)
 GLOBAL = 2.0  # the coverage of attention (Figure 6)
 MASS = 0.9  # the share of a kernel's mass that `reach` is asked about
 CHANNELS = 48  # of a block that are drawn one by one
-COLUMNS = 6
+COLUMNS = ("block", "mixer", "grid", "taps", "coverage", "50% of mass", "90% of mass")
+PANELS = 6  # in a row of a sheet
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,12 +174,11 @@ def look_at_kernels(
     if block is not None:
         figures["channels"] = draw_channels(found[block])
         pictures.append(Picture(name="channels", caption=f"Kernels of {block}, channel by channel"))
-    columns = ("block", "mixer", "grid", "taps", "coverage", "50% of mass", "90% of mass")
     size = source.image_size if image_size is None else parse_image_size(image_size)
     made = finding(
         "kernels",
         f"Kernels of {source.name}",
-        columns,
+        COLUMNS,
         rows,
         settings={"model": source.name, "image_size": list(size), "window": WINDOW, "trained": source.trained},
         pictures=tuple(pictures),
@@ -202,7 +202,7 @@ def draw_means(found: dict[str, BlockKernels]) -> Any:
         picture = one.picture(one.kernels.float().mean(0).cpu())
         values = (picture / picture.abs().max().clamp(min=1e-12)).numpy()
         panels.append(Panel(f"{short(one.block)}  {'x'.join(map(str, one.taps))}", values, "signed"))
-    return draw_sheet(wrapped(panels, COLUMNS))
+    return draw_sheet(wrapped(panels, PANELS))
 
 
 def draw_channels(one: BlockKernels) -> Any:
@@ -210,7 +210,7 @@ def draw_channels(one: BlockKernels) -> Any:
         Panel(f"channel {index}", one.picture(kernel.float().cpu()).numpy(), "signed")
         for index, kernel in enumerate(one.kernels[:CHANNELS])
     ]
-    return draw_sheet(wrapped(panels, COLUMNS), one.block)
+    return draw_sheet(wrapped(panels, PANELS), one.block)
 
 
 def draw_coverage(model: Backbone, found: dict[str, BlockKernels]) -> Any:

@@ -31,6 +31,17 @@ def test_kernels_prints_a_row_per_block_and_writes_pictures(tmp_path: Path, caps
     assert {"kernels.json", "kernels.csv", "kernels.png", "kernels.svg", "coverage.png"} <= set_of(tmp_path)
 
 
+def test_kernels_of_several_models_share_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("kernels", "hpx_former_pico", "hb_former_pico", "--image-size", "48", "--out", tmp_path)
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert {"hpx_former_pico", "hb_former_pico"} <= set(names)
+    assert {"kernels.json", "coverage.svg", "kernels-0.png", "kernels-1.png"} <= set_of(tmp_path)
+    with pytest.raises(ConfigError, match="one model for --block; got 2"):
+        run("kernels", "hpx_former_pico", "hb_former_pico", "--block", "stages.0.blocks.0")
+    with pytest.raises(ConfigError, match="Did you mean 'hb_former_pico'"):
+        run("kernels", "hpx_former_pico", "hb_former_pic")
+
+
 def test_truncate_gives_json_for_programs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     weights = tmp_path / "w.safetensors"
     mixlab.save_weights(mixlab.create_model("hpx_former_pico", num_classes=10), weights)
