@@ -101,6 +101,7 @@ def adopt(model: TimmBackbone, about: Mapping[str, Any]) -> None:
             interpolation=about["interpolation"],
             crop=about["crop_pct"],
             crop_mode="squash" if about.get("crop_mode") == "squash" else "center",
+            image_size=tuple(about["test_input_size"][1:]) if about.get("test_input_size") else None,
         )
         model.config = replace(model.config, preprocessing=preprocessing)
     names = about.get("label_names") or ()
@@ -132,6 +133,8 @@ def default_cfg(config: ModelConfig, release: Release | None = None) -> dict[str
         "first_conv": first_conv if config.in_channels == 3 else None,  # timm adapts weights of three channels only
         "classifier": CLASSIFIER.rstrip("."),
     }
+    if release is None and config.evaluation_size != tuple(size):
+        cfg["test_input_size"] = (config.in_channels, *config.evaluation_size)
     if paper is not None:
         cfg |= {"paper_name": paper.title, "paper_ids": f"arXiv:{paper.arxiv}"}
     if release is not None:

@@ -161,7 +161,19 @@ def test_every_consumer_makes_the_same_tensor(model: Backbone, tmp_path: Path) -
 def test_metadata_tell_how_images_are_prepared(model: Backbone) -> None:
     about = open_specimen(model, None).about(1)
     assert (about["crop"], about["crop_mode"], about["image_size"]) == (1.0, "squash", [48, 64])
-    assert default_cfg(model.config)["crop_mode"] == "squash"
+    told = default_cfg(model.config)
+    assert (told["crop_mode"], told["input_size"], told["test_input_size"]) == ("squash", (3, 32, 32), (3, 48, 64))
+    assert "test_input_size" not in default_cfg(model_config("caformer_pico"))
+
+
+def test_timm_prepares_images_as_the_run_did(model: Backbone, tmp_path: Path) -> None:
+    import timm
+
+    mixlab.push_to_hub(model, tmp_path / "model")
+    there = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True)
+    assert there.config.preprocessing == model.config.preprocessing
+    settings = timm.data.resolve_model_data_config(there, use_test_size=True)
+    assert (list(settings["input_size"]), settings["crop_mode"], settings["crop_pct"]) == ([3, 48, 64], "squash", 1.0)
 
 
 def test_a_new_size_of_the_model_is_its_size_in_evaluation(model: Backbone) -> None:
