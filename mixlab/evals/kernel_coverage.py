@@ -19,7 +19,7 @@ from mixlab.evals.subjects import Subject, backbone_of, short_names
 from mixlab.report.findings import Finding, Picture, finding
 from mixlab.report.panels import line_chart
 
-Places = tuple[list[int], list[float]]  # numbers of blocks, and the coverage of each
+Places = tuple[Sequence[float], Sequence[float]]  # numbers of blocks, and the coverage of each
 
 
 def compare_coverage(sources: Sequence[Subject]) -> tuple[Finding, dict[str, Any]]:
@@ -63,7 +63,7 @@ def compare_coverage(sources: Sequence[Subject]) -> tuple[Finding, dict[str, Any
 def coverage_by_depth(model: Backbone, found: Mapping[str, BlockKernels]) -> Places:
     """The coverage of the blocks that have kernels or attend to everything; others leave a gap."""
     attention = attention_coverage(model)
-    known: Places = ([], [])
+    known: tuple[list[float], list[float]] = ([], [])
     for number, (name, _, _) in enumerate(each_mixer(model)):
         if name in found or name in attention:
             known[0].append(number)
