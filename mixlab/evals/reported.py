@@ -21,6 +21,7 @@ NAME = re.compile(
     r"(?P<family>.+?)_(?:[sml]|[smb]\d+|pico|tiny|mini|small|medium|base|large)(?P<change>_.+)?", re.ASCII
 )
 BENCH = "mixlab bench"
+FULL_PRECISION = ("float32", "tf32")  # TF32 is MetaFormer's (Table 12 and Figure 4)
 Speeds = Mapping[tuple[str, int], float]  # images per second of a model at a side
 
 
@@ -118,14 +119,14 @@ def with_speeds(points: Sequence[Point], speeds: Speeds) -> list[Point]:
 
 
 def read_speeds(path: str | PathLike[str], points: Sequence[Point]) -> dict[tuple[str, int], float]:
-    """What a bench.json says about the models and sizes that are shown: inference in float32, the best batch."""
+    """What a bench.json says about the models and sizes that are shown: inference in float32 or TF32, the best batch."""
     found: Finding = read_finding(path)
     if found.kind != "bench":
         raise ConfigError(f"{path} is a finding of `mixlab {found.kind}`; needed is bench.json of `{BENCH}`.")
     shown, speeds = {(point.model, point.image_size) for point in points}, dict[tuple[str, int], float]()
     for row in found.data.get("rows", []):
         (height, width), speed = row["image_size"], row["images_per_second"]
-        plainly = row["mode"] == "inference" and row["dtype"] == "float32" and not row["compiled"]
+        plainly = row["mode"] == "inference" and row["dtype"] in FULL_PRECISION and not row["compiled"]
         key = (row["model"], height)
         if plainly and speed is not None and height == width and key in shown:
             speeds[key] = max(speed, speeds.get(key, 0.0))

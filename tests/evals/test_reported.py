@@ -108,11 +108,13 @@ def test_speeds_of_mixlab_bench(tmp_path: Path) -> None:
         {**plain, "model": "vil_tiny", "batch": 1, "images_per_second": 10.0},
         {**plain, "model": "vil_tiny", "batch": 8, "images_per_second": 12.0},
         {**plain, "model": "vil_tiny", "images_per_second": 99.0, "compiled": True},
+        {**plain, "model": "vil_base", "images_per_second": 5.0, "dtype": "tf32"},
+        {**plain, "model": "vil_base", "images_per_second": 50.0, "dtype": "bfloat16"},
         {**plain, "model": "vil_small", "images_per_second": None},
     ]
     path = write_finding(finding("bench", "t", ("a",), [], data={"rows": rows}), tmp_path)
     points = points_of("vil_*")
-    assert read_speeds(path, points) == {("vil_tiny", 224): 12.0}
+    assert read_speeds(path, points) == {("vil_tiny", 224): 12.0, ("vil_base", 224): 5.0}
     with pytest.raises(ConfigError, match=r"none of the models that are shown.*--sizes 224"):
         read_speeds(path, points_of("coat_tiny"))
     with pytest.raises(ConfigError, match="finding of `mixlab erf`"):
