@@ -51,9 +51,10 @@ def test_the_maps_are_those_of_timm(name: str) -> None:
             torch.testing.assert_close(ours, expected)
 
 
-def test_a_segmenter_on_a_model_of_timm_trains_and_comes_back_from_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["upernet", "linear"])
+def test_a_segmenter_on_a_model_of_timm_trains_and_comes_back_from_its_file(kind: Any, tmp_path: Path) -> None:
     options = {"drop_path": {"rate": 0.1}}
-    model = mixlab.create_segmenter("timm:convnext_atto", num_classes=3, backbone_options=options, **SMALL)
+    model = mixlab.create_segmenter("timm:convnext_atto", kind, num_classes=3, backbone_options=options, **SMALL)
     losses = model(torch.randn(2, 3, 64, 64), torch.randint(3, (2, 64, 64)))
     sum(losses.values()).backward()
     without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
