@@ -14,7 +14,8 @@ def model_options(
 ) -> dict[str, Any]:
     """Options of `create_model` for a named model under a recipe. `options` are the run's own and go first.
 
-    A model that is not `fresh` starts from weights, which come with the architecture that they were trained in: the
+    Options of the run may change a part of drop path, head or preprocessing; the recipe's other values hold then. A
+    model that is not `fresh` starts from weights, which come with the architecture that they were trained in: the
     recipe's `model` is left out.
     """
     found: dict[str, Any] = {**(recipe.model if fresh else {}), **(options or {})}
@@ -22,9 +23,9 @@ def model_options(
         found.setdefault("image_size", recipe.image_size)
     drops = known(rate=recipe.drop_path, schedule=recipe.drop_path_schedule)
     if drops:
-        found.setdefault("drop_path", drops)
-    if recipe.head_dropout is not None and "head" not in found and uses_dropout(model):
-        found["head"] = {"dropout": recipe.head_dropout}
+        found["drop_path"] = with_parts(drops, found.get("drop_path"))
+    if recipe.head_dropout is not None and uses_dropout(model):
+        found["head"] = with_parts({"dropout": recipe.head_dropout}, found.get("head"))
     prepared = {**evaluation(recipe), **plain(found.get("preprocessing", {}))}
     return {**found, "preprocessing": prepared} if prepared else found
 
@@ -38,6 +39,13 @@ def evaluation(recipe: Recipe) -> dict[str, Any]:
         return {}
     size = recipe.image_size if recipe.eval_image_size is None else recipe.eval_image_size
     return known(crop=recipe.eval_crop, crop_mode=recipe.eval_crop_mode, image_size=size)
+
+
+def with_parts(recipes: dict[str, Any], own: Any) -> Any:
+    """An option of the run on top of the recipe's, if it changes a part; another thing by name takes its place."""
+    if own is None:
+        return recipes
+    return {**recipes, **own} if isinstance(own, Mapping) and "name" not in own else own
 
 
 def known(**values: Any) -> dict[str, Any]:

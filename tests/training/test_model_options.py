@@ -35,6 +35,17 @@ def test_options_of_the_run_go_before_those_of_the_recipe() -> None:
     assert training_size(recipe, model_config("caformer_pico", **options)) == (64, 64)
 
 
+def test_a_part_of_an_option_leaves_the_recipes_other_values() -> None:
+    """Such as the form of stochastic depth, without which its rate would fall to 0."""
+    recipe = digits(drop_path=0.1, drop_path_schedule="constant", head_dropout=0.3)
+    own = {"drop_path": {"form": "skip"}, "head": {"eps": 1e-6}}
+    config = model_config("caformer_s18", **model_options(recipe, "caformer_s18", options=own))
+    assert (config.drop_path.rate, config.drop_path.schedule, config.drop_path.form) == (0.1, "constant", "skip")
+    assert (config.head.options.dropout, config.head.options.eps) == (0.3, 1e-6)
+    plain = model_options(recipe, "caformer_s18", options={"drop_path": 0.0, "head": "linear"})
+    assert (plain["drop_path"], plain["head"]) == (0.0, "linear")
+
+
 def test_weights_bring_their_own_architecture() -> None:
     recipe = digits(drop_path=0.1, model={"mlp_ratio": 1})
     assert "mlp_ratio" in model_options(recipe, "caformer_pico")
