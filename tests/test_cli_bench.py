@@ -128,6 +128,7 @@ def test_a_bare_recipe_takes_those_of_the_papers(capsys: pytest.CaptureFixture[s
         (["caformer_pico", "--compute", "--recipe", "caformer_pic=digits"], "Did you mean 'caformer_pico'"),
         (["ensemble_hpx_conv_s18", "--compute", "--recipe"], "is an ensemble"),
         (["timm:resnet18", "--compute", "--recipe"], "Only named models of Mixlab have recipes"),
+        (["deit3_small", "--compute", "--recipe"], "No paper of Mixlab's describes how 'deit3_small' was trained"),
         (["caformer_pico", "--compute", "--recipe", "digits", "--sizes", "32"], "does not go with --recipe"),
         (["--mixers", "pool", "--batches", "1", "2"], "takes one value here"),
         (["--mixers", "pool:size"], "takes KEY=VALUE"),

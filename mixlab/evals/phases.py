@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from mixlab.config import Reported
 from mixlab.errors import ConfigError, near_misses
 from mixlab.report.reproduce import phases_of
 from mixlab.zoo import ensemble_row, list_models, model_config
@@ -33,5 +32,7 @@ def published(model: str) -> tuple[str, ...]:
     row = ensemble_row(model)
     if row is not None:
         raise ConfigError(f"{model!r} is an ensemble: count its members {', '.join(row.members)} one by one.")
-    own, route = model_config(model).recipe, phases_of(model, Reported(table=""))
+    own, route = model_config(model).recipe, phases_of(model)
+    if not own:
+        raise ConfigError(f"No paper of Mixlab's describes how {model!r} was trained. Give --recipe {model}=NAME.")
     return route if route[0] == own else (own,)  # small models go their own way

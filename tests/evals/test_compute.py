@@ -14,7 +14,7 @@ from mixlab.evals.compute import (
     training_compute,
 )
 from mixlab.evals.imagenet import IMAGENET
-from mixlab.report.reproduce import tables
+from mixlab.report.reproduce import images_of
 from mixlab.training.processes import processes
 from mixlab.training.recipe import load_recipe
 from mixlab.training.run import Preparation, run_config
@@ -145,7 +145,7 @@ def test_models_under_recipes_of_their_own_are_drawn_apart() -> None:
 
 
 def test_images_are_those_of_the_recipes_imagenet() -> None:
-    images = tables()["images"]
+    images = {name: images_of(name) for name in ("imagenet", "imagenet21k")}
     small, large = (training_compute("caformer_s18", f"caformer_{name}") for name in ("imagenet", "imagenet21k"))
     assert (small.images, large.images) == (images["imagenet"], images["imagenet21k"])
     assert training_compute("caformer_s18", "caformer_imagenet21k", images=9).images == 9

@@ -1,0 +1,8 @@
+"""The page that says how every row of the papers' tables is made: command, expected figure, cost. All of it from data.
+
+python -m mixlab.report.reproduce > docs/reproduce.md
+"""
+
+from mixlab.report.reproduce.tables import images_of, phases_of
+
+__all__ = ["images_of", "phases_of"]
