@@ -36,8 +36,8 @@ docs: $(INSTALLED) ## the site, into site/; warnings are errors
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/zensical build --clean --strict
 
-docs-test: $(INSTALLED) ## every command and example of the README and the docs (2 cores, some minutes)
-	$(BIN)/python -m pytest -n 2 tests/test_docs.py tests/test_examples.py
+docs-test: $(INSTALLED) ## every command and example of the docs; those of the papers' tables with tiny models (2 cores, 15 minutes)
+	$(BIN)/python -m pytest -n 2 tests/test_docs.py tests/test_examples.py tests/report/test_reproduce_runs.py
 
 export-matrix: $(INSTALLED) ## models in every export format, compared and timed, into docs/export.md (g++, 20 minutes)
 	$(BIN)/python benchmarks/export_matrix.py --full
