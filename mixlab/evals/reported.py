@@ -119,7 +119,7 @@ def with_speeds(points: Sequence[Point], speeds: Speeds) -> list[Point]:
 
 
 def read_speeds(path: str | PathLike[str], points: Sequence[Point]) -> dict[tuple[str, int], float]:
-    """What a bench.json says about the models and sizes that are shown: inference in float32 or TF32, the best batch."""
+    """What a bench.json says about the models and sizes shown: inference in float32 or TF32, the best batch."""
     found: Finding = read_finding(path)
     if found.kind != "bench":
         raise ConfigError(f"{path} is a finding of `mixlab {found.kind}`; needed is bench.json of `{BENCH}`.")
