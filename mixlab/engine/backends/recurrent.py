@@ -1,0 +1,79 @@
+"""Recurrent layers over maps and the mLSTM layer by our own kernels, without gradients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixlab.engine.backends.kernel import needs, why_no_kernel
+from mixlab.engine.backends.linear import why_no_product
+from mixlab.native.mlstm import BLOCK, WIDTH, Packed, run_mlstm, turned
+from mixlab.native.norm import Norm
+from mixlab.native.recurrent import Run, lstm_maps
+from mixlab.ops.mlstm import EPS
+from mixlab.ops.mlstm_layer import MLSTM_LAYER, CellWeights, folded_gates
+from mixlab.ops.operator import Backend
+from mixlab.ops.recurrent import RECURRENT_MAPS, walks_of
+
+# -- LSTM ----------------------------------------------------------------------------------------
+
+
+def supports_maps(
+    image: Tensor, weights: Sequence[Tensor], cell: str, vertical: Sequence[bool], backwards: Sequence[bool]
+) -> str | None:
+    return (
+        needs(cell == "lstm", "a cell that is no LSTM")
+        or why_no_kernel(image, *weights)
+        or needs(image.ndim == 4 and all(weight.is_contiguous() for weight in weights), "weights with gaps")
+        or why_no_product(image, weights[0], weights[2])
+    )
+
+
+def lstm(
+    image: Tensor, weights: Sequence[Tensor], cell: str, vertical: Sequence[bool], backwards: Sequence[bool]
+) -> Tensor:
+    return lstm_maps(image, [Run(*walk) for walk in walks_of(weights, vertical, backwards)])
+
+
+RECURRENT_MAPS.serve(Backend("kernel", supports_maps, lstm))
+
+
+# -- mLSTM ---------------------------------------------------------------------------------------
+
+
+def supports_mlstm(source: Tensor, values: Tensor, gate: Tensor, *others: Any) -> str | None:
+    *tensors, form, _, _ = others
+    weights, (norm, norm_bias, skip) = CellWeights(*tensors[:8]), tensors[8:]
+    around = (norm, norm_bias, skip)
+    width = source.shape[-1] // weights.heads
+    return (
+        needs(form == "chunkwise", "a form that is no kernel's")
+        or why_no_kernel(source, values, gate, *tensors)
+        or needs(source.ndim == 3 and source.shape == values.shape == gate.shape, "no tokens (B, T, C)")
+        or needs(all(x is None or x.is_contiguous() for x in around), "a norm or skip with gaps")
+        or needs(weights.query.shape[1] == BLOCK and width % WIDTH == 0, "other blocks than the kernel's")
+    )
+
+
+def mlstm(source: Tensor, values: Tensor, gate: Tensor, *others: Any) -> Tensor:
+    *tensors, norm, norm_bias, skip, _, chunk, norm_eps = others
+    packed, about = pack(CellWeights(*tensors)), Norm(norm, norm_bias, norm_eps)
+    return run_mlstm(source, values, gate, packed, about, skip, eps=EPS, chunk=chunk or None)
+
+
+@torch.no_grad()
+def pack(weights: CellWeights) -> Packed:
+    """The weights of a cell as the kernel reads them."""
+    of_source, of_values, bias = folded_gates(weights)
+    gates = torch.stack([of_source, of_values], 1).unflatten(0, (2, weights.heads)).transpose(0, 1)
+    biases = [bias for bias in (weights.query_bias, weights.key_bias, weights.value_bias) if bias is not None]
+    return Packed(
+        torch.stack([turned(blocks) for blocks in (weights.query, weights.key, weights.value)]),
+        torch.stack(biases) if biases else None,
+        gates.contiguous(),
+        bias.view(2, weights.heads).t().contiguous(),
+    )
+
+
+MLSTM_LAYER.serve(Backend("kernel", supports_mlstm, mlstm))
