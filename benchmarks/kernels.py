@@ -1,4 +1,4 @@
-"""Every kernel of `mixlab/native` beside what PyTorch does in its place, in turn, best of several runs.
+"""Every kernel of `mixlab/engine/kernels` beside what PyTorch does in its place, in turn, best of several runs.
 
 python benchmarks/kernels.py               # a minute or two on 2 quiet cores
 """
