@@ -11,7 +11,7 @@ FILES = ("hugging_face", "model_card", "timm", "timm_backbone")
 
 
 def __getattr__(name: str) -> Any:
-    """Give what `mixlab.hub.hugging_face` held while it was one file, which timm's registry does not need."""
+    """Give what `mixlab.hub` held while it was one file, which timm's registry does not need."""
     if name.startswith("__") or name in FILES:
-        raise AttributeError(f"module 'mixlab.hub.hugging_face' has no attribute {name!r}")
+        raise AttributeError(f"module 'mixlab.hub' has no attribute {name!r}")
     return getattr(importlib.import_module("mixlab.hub.hugging_face"), name)
