@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
 from mixlab.ops.operator import Flat, Operator, Trainer
 
 ActivationName = Literal["none", "gelu", "relu", "silu", "squared_relu", "star_relu"]

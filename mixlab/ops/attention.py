@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.grid import Grid
+from mixlab.core.grid import Grid
 from mixlab.ops.operator import Flat, Operator, gradients_of
 
 

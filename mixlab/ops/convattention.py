@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.grid import Grid
+from mixlab.core.grid import Grid
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.operator import Flat, Operator, gradients_of
 

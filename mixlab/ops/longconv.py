@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.guards import is_constant, without_autocast
+from mixlab.core.guards import is_constant, without_autocast
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.fourier import constant, forward, forward_half, inverse, inverse_half
 from mixlab.ops.operator import Backend, Operator

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.guards import is_exported, without_autocast
+from mixlab.core.guards import is_exported, without_autocast
 from mixlab.ops.operator import Backend, Flat, Operator, Trainer
 
 EPS = 1e-6

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.guards import without_autocast
+from mixlab.core.guards import without_autocast
 from mixlab.ops.blockdiagonal import block_diagonal, block_heads
 from mixlab.ops.mlstm import mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
 from mixlab.ops.operator import Operator

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.grid import Grid
+from mixlab.core.grid import Grid
 from mixlab.ops.operator import Flat, Operator, anywhere, gradients_of
 
 

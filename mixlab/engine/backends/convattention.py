@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mixlab.engine.backends.kernel import needs, why_no_wide_kernel
-from mixlab.grid import Grid
-from mixlab.native.depthwise import convolve_channels, taps_gradient
-from mixlab.native.factor import factor_and_contexts, factor_gradient
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels.depthwise import convolve_channels, taps_gradient
+from mixlab.engine.kernels.factor import factor_and_contexts, factor_gradient
 from mixlab.ops.convattention import CONV_ATTENTION, CONV_POSITION, halves
 from mixlab.ops.operator import Backend, Flat, Trainer
 

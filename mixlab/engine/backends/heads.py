@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from mixlab.engine.backends.kernel import needs, why_no_kernel
-from mixlab.native.heads import blocks_gradient, from_heads, to_heads
-from mixlab.native.mlstm import BLOCK, WIDTH
+from mixlab.engine.kernels.heads import blocks_gradient, from_heads, to_heads
+from mixlab.engine.kernels.mlstm import BLOCK, WIDTH
 from mixlab.ops.blockdiagonal import BLOCK_HEADS
 from mixlab.ops.operator import Backend, Flat, Trainer
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from mixlab.native import has_wide_vectors, kernels
+from mixlab.engine.kernels import has_wide_vectors, kernels
 from mixlab.ops.operator import why_not_plain
 
 NARROW = "no vectors of 8 numbers or more, with which the kernel is the faster one"

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.engine.backends.kernel import NARROW, needs, why_no_kernel
-from mixlab.native import has_wide_vectors
-from mixlab.native import linear as native
-from mixlab.native.linear import AS_IT_IS, Then, run_linear, run_star, run_weight
+from mixlab.engine.kernels import has_wide_vectors
+from mixlab.engine.kernels import linear as native
+from mixlab.engine.kernels.linear import AS_IT_IS, Then, run_linear, run_star, run_weight
 from mixlab.ops.activations import ActivationName
 from mixlab.ops.linear import LINEAR
 from mixlab.ops.operator import Backend, Flat, Trainer, is_plain, why_not_plain

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mixlab.engine.backends.kernel import needs, why_no_kernel
-from mixlab.grid import Grid
-from mixlab.native.norm import Norm, fits, norm_of_product
-from mixlab.native.pool import run_pool, run_whole_norm
-from mixlab.native.resample import resample_tokens
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels.norm import Norm, fits, norm_of_product
+from mixlab.engine.kernels.pool import run_pool, run_whole_norm
+from mixlab.engine.kernels.resample import resample_tokens
 from mixlab.ops.exchange import EXCHANGE, grids_of
 from mixlab.ops.norms import GLOBAL_NORM, LAYER_NORM
 from mixlab.ops.operator import Backend, Flat, Trainer

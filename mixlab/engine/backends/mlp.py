@@ -21,8 +21,8 @@ from mixlab.engine.backends.linear import (
     why_not_own,
     why_not_star,
 )
-from mixlab.native import linear as native
-from mixlab.native.linear import AS_IT_IS, run_linear, run_mlp
+from mixlab.engine.kernels import linear as native
+from mixlab.engine.kernels.linear import AS_IT_IS, run_linear, run_mlp
 from mixlab.ops.mlp import MLP
 from mixlab.ops.operator import Backend, Flat, Trainer, why_not_plain
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from mixlab.engine.backends.kernel import needs, why_no_kernel
 from mixlab.engine.backends.linear import why_no_product
-from mixlab.native.mlstm import BLOCK, WIDTH, Packed, run_mlstm, turned
-from mixlab.native.norm import Norm
-from mixlab.native.recurrent import Run, lstm_maps
+from mixlab.engine.kernels.mlstm import BLOCK, WIDTH, Packed, run_mlstm, turned
+from mixlab.engine.kernels.norm import Norm
+from mixlab.engine.kernels.recurrent import Run, lstm_maps
 from mixlab.ops.mlstm import EPS
 from mixlab.ops.mlstm_layer import MLSTM_LAYER, CellWeights, folded_gates
 from mixlab.ops.operator import Backend

@@ -1,0 +1,123 @@
+/* The library: which level of instructions serves, and what it offers by name.
+
+It is loaded by address, not by Python's means; the module exists because installers build modules. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <string.h>
+
+#include "kernels.h"
+
+extern const struct kernels kernels_base;
+#if defined(__x86_64__)
+extern const struct kernels kernels_avx2, kernels_avx512;
+#endif
+
+#ifdef _WIN32
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+static const struct kernels *chosen = &kernels_base;
+
+/* The widest level up to `most` lanes that this processor has. Returns its lanes. */
+EXPORT int mixlab_choose(int most) {
+    const struct kernels *best = &kernels_base;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (most >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = &kernels_avx2;
+    if (most >= 16 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        best = &kernels_avx512;
+#endif
+    chosen = best;
+    return chosen->lanes;
+}
+
+/* A quota of processor time is the caller's to find out. */
+EXPORT void mixlab_limit_threads(int most) { limit_threads(most); }
+
+EXPORT int mixlab_count_workers(void) { return count_workers(); }
+
+/* Callers tell the size of what they hand over: that of other sources is refused. */
+#define KERNEL(name, type) \
+    EXPORT int mixlab_##name(type *at, size_t size) { return size == sizeof(type) ? chosen->name(at) : 1; }
+
+KERNEL(linear, struct linear)
+KERNEL(mlp, struct mlp)
+KERNEL(lstm, struct lstms)
+KERNEL(mlstm, struct mlstm)
+KERNEL(longconv, struct longconv)
+KERNEL(norm, struct norm)
+KERNEL(depthwise, struct depthwise)
+KERNEL(taps, struct taps)
+KERNEL(star, struct star)
+KERNEL(weight, struct weight)
+KERNEL(factor, struct factor)
+KERNEL(attention, struct attention)
+KERNEL(attention_gradient, struct attention_gradient)
+KERNEL(factor_gradient, struct factor_gradient)
+KERNEL(resample, struct resample)
+KERNEL(heads, struct heads)
+KERNEL(blocks, struct blocks_gradient)
+KERNEL(pool, struct pool)
+KERNEL(whole_norm, struct whole_norm)
+
+/* Kernels one behind the other: for each a number and the size of what it is handed, which follows. */
+struct step {
+    long kernel;
+    size_t size;
+};
+typedef int (*any_kernel)(void *, size_t);
+static const any_kernel numbered[] = {(any_kernel)mixlab_norm, (any_kernel)mixlab_linear, (any_kernel)mixlab_mlp,
+                                      (any_kernel)mixlab_depthwise, (any_kernel)mixlab_mlstm,
+                                      (any_kernel)mixlab_longconv, (any_kernel)mixlab_pool,
+                                      (any_kernel)mixlab_attention, (any_kernel)mixlab_factor};
+
+EXPORT int mixlab_steps(char *steps, size_t size) {
+    for (char *end = steps + size; steps < end;) {
+        const struct step *step = (const struct step *)steps;
+        if (step->kernel < 0 || step->kernel >= (long)(sizeof(numbered) / sizeof(*numbered))) return 1;
+        steps += sizeof(*step);
+        if (numbered[step->kernel](steps, step->size)) return 1;
+        steps += (step->size + 7) / 8 * 8;
+    }
+    return 0;
+}
+
+/* Whether pieces of memory hold the same. */
+struct pieces {
+    const char *const *now, *const *before;
+    const size_t *sizes;
+    int count;
+    int different;
+};
+#define SLICE ((size_t)1 << 16)
+
+static int compare(void *about, long index) {
+    struct pieces *at = about;
+    for (int i = 0; i < at->count; i++) {
+        long slices = (at->sizes[i] + SLICE - 1) / SLICE;
+        if (index < slices) {
+            size_t start = index * SLICE, left = at->sizes[i] - start, size = left < SLICE ? left : SLICE;
+            if (!__atomic_load_n(&at->different, __ATOMIC_RELAXED) && memcmp(at->now[i] + start, at->before[i] + start, size))
+                __atomic_store_n(&at->different, 1, __ATOMIC_RELAXED);
+            return 0;
+        }
+        index -= slices;
+    }
+    return 0;
+}
+
+EXPORT int mixlab_same(const char *const *now, const char *const *before, const size_t *sizes, int count, int threads) {
+    struct pieces pieces = {now, before, sizes, count, 0};
+    long slices = 0;
+    size_t all = 0;
+    for (int i = 0; i < count; i++) slices += (sizes[i] + SLICE - 1) / SLICE, all += sizes[i];
+    share(compare, &pieces, slices, all > 4 * SLICE ? threads : 1);
+    return !pieces.different;
+}
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = 0};
+PyMODINIT_FUNC PyInit__kernels(void) { return PyModule_Create(&module); }
