@@ -150,7 +150,7 @@ def test_every_operator_has_a_case() -> None:
 @pytest.mark.parametrize("name", IDS)
 def test_the_dispatcher_finds_nothing_wrong(name: str) -> None:
     operator, call, _ = given(name)
-    torch.library.opcheck(operator.operator, tuple(call))
+    torch.library.opcheck(operator.operator, tuple(call), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", IDS)

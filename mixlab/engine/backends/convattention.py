@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mixlab.engine.backends.kernel import needs, why_no_wide_kernel
+from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.core.grid import Grid
 from mixlab.engine.kernels.depthwise import convolve_channels, taps_gradient
 from mixlab.engine.kernels.factor import factor_and_contexts, factor_gradient

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.engine.backends.kernel import needs, why_no_wide_kernel
+from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.engine.kernels.depthwise import convolve_channels, fits, taps_gradient
 from mixlab.ops.depthwise import DEPTHWISE, Pair
 from mixlab.ops.operator import Backend, Flat, Trainer, why_not_plain

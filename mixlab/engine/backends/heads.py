@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from mixlab.engine.backends.kernel import needs, why_no_kernel
+from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.engine.kernels.heads import blocks_gradient, from_heads, to_heads
 from mixlab.engine.kernels.mlstm import BLOCK, WIDTH
 from mixlab.ops.blockdiagonal import BLOCK_HEADS

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mixlab.engine.backends.kernel import needs, why_no_kernel
+from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.core.grid import Grid
 from mixlab.engine.kernels.norm import Norm, fits, norm_of_product
 from mixlab.engine.kernels.pool import run_pool, run_whole_norm

@@ -10,19 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.engine.backends.kernel import needs
-from mixlab.engine.backends.linear import (
-    Gradients,
-    kernel_names,
-    layer_gradients,
-    product,
-    why_no_product,
-    why_not_layer,
-    why_not_own,
-    why_not_star,
-)
+from mixlab.engine.reasons import needs
+from mixlab.engine.backends.linear import Gradients, kernel_names, layer_gradients, why_not_star
 from mixlab.engine.kernels import linear as native
 from mixlab.engine.kernels.linear import AS_IT_IS, run_linear, run_mlp
+from mixlab.engine.product import product, why_no_product, why_not_own
 from mixlab.ops.mlp import MLP
 from mixlab.ops.operator import Backend, Flat, Trainer, why_not_plain
 

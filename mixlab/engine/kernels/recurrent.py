@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, may_run, pointer
-from mixlab.ops.linear import is_fast, product
+from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.product import product
 
 AT_ONCE = 2**20  # numbers of the inputs' share that are computed before the steps use them: 4 MB
 BLOCK = 16  # units that the kernel takes together
@@ -37,12 +37,6 @@ class OneLstm(ctypes.Structure):
 
 class Lstms(ctypes.Structure):
     _fields_ = (("each", POINTER(OneLstm)), *((name, c_int) for name in ("count", "images", "packs", "threads")))
-
-
-def lstm_may_run(image: Tensor, runs: Sequence[Run]) -> bool:
-    weights = [weight for run in runs for weight in run.weights]
-    contiguous = all(weight.is_contiguous() for weight in weights)
-    return may_run(image, *weights) and contiguous and is_fast(image, weights[0], weights[2])
 
 
 @torch.no_grad()
