@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.coscale import CoscaleBlock
-from mixlab.fused import Plans
+from mixlab.engine.serve import freeze, packed_weights, thaw
 from mixlab.layers import Mlp, PackedLinear, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
 from mixlab.mixers import Mixer
-from mixlab.native.steps import Keeper
 from mixlab.ops.linear import has_onednn, is_plain_float
 
 
@@ -69,17 +68,15 @@ def last_layer(mixer: object) -> nn.Linear | None:
 
 
 def keep_packed(model: nn.Module, example: Tensor) -> int:
-    """Branches that are one call of kernels keep their weights as products read them, from their first call on: how
-    many these are for images like the example. Later changes of the weights are not seen.
+    """Let the engine pack the weights of a model once, as products read them: how many these are for images like the
+    example. Later changes of the weights are not seen.
     """
-    residuals = [module for module in model.modules() if isinstance(module, Residual)]
-    for residual in residuals:
-        residual.plans, residual.keeper = Plans(), Keeper()
+    freeze(model)
     with torch.inference_mode(), torch.autocast(example.device.type, enabled=False):
         model(example)
-    count = sum(residual.keeper is not None and bool(residual.keeper.known) for residual in residuals)
-    for residual in residuals if not count else ():
-        residual.keeper = None
+    count = packed_weights(model)
+    if not count:
+        thaw(model)
     return count
 
 

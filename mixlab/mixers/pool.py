@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mixlab.errors import ConfigError
-from mixlab.fused import Recipe
 from mixlab.grid import Grid
 from mixlab.mixers.base import MIXERS, Mixer, StageParts
-from mixlab.native.steps import Place, Steps, Sum
 from mixlab.ops.pool import pool
 
 
@@ -32,16 +30,6 @@ class Pool(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         return grid.behind_zeros(pool(grid.image(tokens), Grid(grid.height, grid.width), self.size))
-
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        if type(self) is not Pool or grid.prefix:
-            return None
-        size, channels, images = self.size, tokens.shape[2], (len(tokens), grid.height, grid.width)
-
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            steps.pool(size, images, channels, x, onto)
-
-        return Recipe((self,), (), write, size % 2 == 1)
 
 
 @MIXERS.register("pool", PoolOptions)
