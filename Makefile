@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test quick-test lint style types docs docs-test export-matrix browser-test parity compile-all bench bench-full costs reproduce counts clean
+.PHONY: help demo test quick-test contract lint style types docs docs-test export-matrix browser-test parity compile-all bench bench-full costs reproduce counts clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -31,6 +31,9 @@ test: style ## ruff, then mypy beside every quick test (2 cores, 7 to 26 minutes
 
 quick-test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not heavy and not browser"
+
+contract: $(INSTALLED) ## every mixer in blocks and models beside double precision, at every width of the kernels (2 cores, 3 minutes)
+	$(BIN)/python -m pytest -m "heavy or not heavy" tests/mixers
 
 docs: $(INSTALLED) ## the site, into site/; warnings are errors
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -2,7 +2,7 @@
 
 They serve inference in float32 on a CPU, some of them training, and compute what the references in `mixlab.ops`
 compute. An installer builds them where it finds a compiler of the GNU kind; without them, or with `MIXLAB_NATIVE=0`,
-PyTorch does the same slower. Threads are PyTorch's own.
+PyTorch does the same slower. Threads are the library's own, as many as PyTorch is told to use.
 """
 
 import ctypes
@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import inspect
 import os
-import pathlib
 import sys
 import warnings
 from typing import Any
@@ -19,11 +18,12 @@ import torch
 from torch import Tensor
 
 from mixlab.guards import is_constant, is_transformed
+from mixlab.native.processors import allowed_processors
 
 NAMES = (
     *("steps", "same", "linear", "mlp", "lstm", "mlstm", "longconv", "norm", "depthwise", "taps", "star", "factor"),
     *("factor_gradient", "attention", "attention_gradient", "resample", "heads", "blocks"),
-    *("pool", "whole_norm", "weight"),
+    *("pool", "whole_norm", "weight", "limit_threads", "count_workers"),
 )
 # Of operators that compiled code calls. Without the tag inductor fails on a second image size; PyTorch releases that do
 # not know it call none.
@@ -36,12 +36,12 @@ VARIABLE = "MIXLAB_NATIVE"  # 0: none; 4, 8 or 16: vectors of so many numbers at
 class Kernels:
     """The library, ready to be called with pointers."""
 
-    def __init__(self, path: str, most_lanes: int, crew: object) -> None:
+    def __init__(self, path: str, most_lanes: int) -> None:
         self.library = ctypes.CDLL(path)
         if not all(hasattr(self.library, f"mixlab_{name}") for name in NAMES):
             warnings.warn(f"{path} was built from older sources and is not used: install Mixlab again.", stacklevel=2)
             raise AttributeError(f"{path} lacks kernels")
-        self.library.mixlab_use_crew(crew)
+        self.library.mixlab_limit_threads(allowed_processors())
         self.lanes = int(self.library.mixlab_choose(most_lanes))
         self.compare, self.steps = self.library.mixlab_same, self.library.mixlab_steps
 
@@ -77,8 +77,8 @@ def kernels() -> Kernels | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        return Kernels(spec.origin, int(wanted), thread_starter())
-    except (OSError, AttributeError):  # built for another machine or from older sources, or threads of another kind
+        return Kernels(spec.origin, int(wanted))
+    except (OSError, AttributeError):  # built for another machine or from older sources
         return None
 
 
@@ -92,11 +92,6 @@ def has_wide_vectors() -> bool:
     """Whether there are kernels with vectors of 8 numbers or more, where they were measured beside other libraries."""
     found = kernels()
     return found is not None and found.lanes >= WIDE
-
-
-def thread_starter() -> object:
-    """The function of PyTorch's own OpenMP library that starts a team of threads, found through what PyTorch needs."""
-    return ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
 
 
 def may_run(*tensors: Tensor | None) -> bool:

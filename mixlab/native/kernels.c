@@ -1,4 +1,4 @@
-/* The library: which level of instructions serves, and how tasks are shared out among threads.
+/* The library: which level of instructions serves, and what it offers by name.
 
 It is loaded by address, not by Python's means; the module exists because installers build modules. */
 #define PY_SSIZE_T_CLEAN
@@ -35,36 +35,10 @@ EXPORT int mixlab_choose(int most) {
     return chosen->lanes;
 }
 
-/* Threads are those of PyTorch, or there are none: a second crew would fight the first for the processor. */
-typedef void (*start_crew)(void (*)(void *), void *, unsigned, unsigned);
-static start_crew crew_starter;
+/* A quota of processor time is the caller's to find out. */
+EXPORT void mixlab_limit_threads(int most) { limit_threads(most); }
 
-EXPORT void mixlab_use_crew(start_crew starter) { crew_starter = starter; }
-
-struct crew {
-    task work;
-    void *about;
-    long count, next;
-    int failed;
-};
-
-static void member(void *of) {
-    struct crew *crew = of;
-    for (;;) {
-        long index = __atomic_fetch_add(&crew->next, 1, __ATOMIC_RELAXED);
-        if (index >= crew->count) return;
-        if (crew->work(crew->about, index)) __atomic_store_n(&crew->failed, 1, __ATOMIC_RELAXED);
-    }
-}
-
-int share(task work, void *about, long count, int threads) {
-    struct crew crew = {work, about, count, 0, 0};
-    if (threads > 1 && count > 1 && crew_starter)
-        crew_starter(member, &crew, (unsigned)(count < threads ? count : threads), 0);
-    else
-        member(&crew);
-    return crew.failed;
-}
+EXPORT int mixlab_count_workers(void) { return count_workers(); }
 
 /* Callers tell the size of what they hand over: that of other sources is refused. */
 #define KERNEL(name, type) \

@@ -1,8 +1,7 @@
 /* What a level of instructions offers. Sizes are in elements; every kernel returns 0, or 1 if there was no memory. */
 #include <stddef.h>
 
-typedef int (*task)(void *about, long index);
-int share(task work, void *about, long count, int threads);
+#include "threads.h"
 
 /* An LSTM over the rows or columns of maps, in one direction. */
 struct lstm {

@@ -11,6 +11,16 @@ from torch import Tensor, nn
 from mixlab.grid import Grid
 from mixlab.layers import ACTIVATIONS
 from mixlab.mixers import MIXERS, Mixer
+from tests.mixers.agreement import (
+    BLOCK_SIZES,
+    MODEL_SIZES,
+    BlockOf,
+    check_inference,
+    check_training,
+    images_for,
+    tiny_model,
+    tokens_for,
+)
 
 REFERENCE = Grid(6, 5)
 GRIDS = [Grid(6, 5), Grid(1, 1), Grid(3, 11), Grid(8, 2)]
@@ -108,3 +118,18 @@ class MixerContract:
         self.mixer().eval()(tokens * 1, REFERENCE).square().sum().backward()
         assert tokens.grad is not None
         assert tokens.grad.abs().sum() > 0
+
+    @pytest.mark.parametrize(("images", "grid"), BLOCK_SIZES)
+    def test_a_block_agrees_with_double_precision(self, images: int, grid: Grid) -> None:
+        block = BlockOf(tiny_model(self.name, self.options, dim=self.dim), grid)
+        tokens = tokens_for(images, grid, self.dim)
+        check_inference(block, tokens)
+        check_training(block, tokens)
+
+    @pytest.mark.parametrize(("images", "height", "width", "class_tokens"), MODEL_SIZES)
+    def test_a_model_agrees_with_double_precision(
+        self, images: int, height: int, width: int, class_tokens: int
+    ) -> None:
+        model = tiny_model(self.name, self.options, dim=self.dim, class_tokens=class_tokens)
+        check_inference(model, images_for(images, height, width))
+        check_training(model, images_for(images, height, width))
