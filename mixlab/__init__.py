@@ -8,7 +8,7 @@ from mixlab import guards
 guards.mend_torchvision()  # before anything imports torchvision or timm
 guards.keep_freed_memory()
 
-import mixlab.engine  # noqa: E402
+import mixlab.engine.answers  # noqa: E402
 from mixlab.backbone import Backbone  # noqa: E402
 from mixlab.ensemble import Ensemble  # noqa: E402
 from mixlab.errors import MixlabError  # noqa: E402

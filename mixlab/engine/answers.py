@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from mixlab.core import hooks
 from mixlab.engine import compiled, report, serve
 from mixlab.engine.derived import derived
+from mixlab.engine.lowering import register_all
 
 T = TypeVar("T")
 
@@ -30,5 +31,6 @@ class Answers(hooks.Engine):
         return report.report(model, image)
 
 
+register_all()
 ANSWERS = Answers()
 hooks.fill(ANSWERS)
