@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixlab.core.errors import CompileError
+from mixlab.core.grid import Grid
+from mixlab.core.guards import is_constant, is_exported
 from mixlab.core.parts import PARTS, Part
+from mixlab.engine.kernels import HAS_TAGS, OPERATOR_TAGS, has_wide_vectors
 from mixlab.engine.serve import serve_part
-from mixlab.errors import CompileError
-from mixlab.grid import Grid
-from mixlab.guards import is_constant, is_exported
-from mixlab.modules import Shared
-from mixlab.native import HAS_TAGS, OPERATOR_TAGS, has_wide_vectors
+from mixlab.models.modules import Shared
 
 CAN_TELL = hasattr(torch.compiler, "is_exporting")  # else a graph for other programs may be in the making
 

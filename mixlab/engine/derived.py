@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mixlab.core.guards import is_transformed
 from mixlab.engine.cache import CACHE, Entry, first
 from mixlab.engine.watch import HOOKS, Sources
-from mixlab.guards import is_transformed
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import kernels
 from mixlab.engine.memory import Life, Memory, assign
 from mixlab.engine.steps import FLOAT, PackedWeight, Place, Step
-from mixlab.grid import Grid
-from mixlab.native import kernels
 
 KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm", "longconv", "pool", "attention", "factor")  # by their numbers
 MOST = 2**22  # numbers of a plan's memory up to which it is kept between runs

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixlab.backbone import Backbone
+from mixlab.core.grid import Grid
+from mixlab.core.guards import is_transformed
 from mixlab.engine.cache import CACHE, Entry
 from mixlab.engine.draft import CannotLower, Draft, Tokens
+from mixlab.engine.kernels import has_wide_vectors, is_plain
 from mixlab.engine.lowering import blocks, heads
 from mixlab.engine.plan import Changed, Plan
 from mixlab.engine.steps import PackedWeight, Place
 from mixlab.engine.watch import Watch
-from mixlab.grid import Grid
-from mixlab.guards import is_transformed
-from mixlab.native import has_wide_vectors, is_plain
+from mixlab.models.backbone import Backbone
 
 MOST = 4  # plans of a model that are kept: those for the image sizes that were used last
 CALLS = ("forward", "embed", "features")

@@ -10,16 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixlab.grid import Grid
-from mixlab.native import pointer
-from mixlab.native.attention import AttentionAbout
-from mixlab.native.depthwise import DepthwiseAbout
-from mixlab.native.factor import FactorAbout, contexts_of
-from mixlab.native.linear import AFTER, AS_IT_IS, FEW, KINDS, PANEL, LinearAbout, MlpAbout, Then, room_for
-from mixlab.native.longconv import Kernel
-from mixlab.native.mlstm import MlstmAbout, Packed, chunk_for
-from mixlab.native.norm import Norm, NormAbout
-from mixlab.native.pool import PoolAbout
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import pointer
+from mixlab.engine.kernels.attention import AttentionAbout
+from mixlab.engine.kernels.depthwise import DepthwiseAbout
+from mixlab.engine.kernels.factor import FactorAbout, contexts_of
+from mixlab.engine.kernels.linear import AFTER, AS_IT_IS, FEW, KINDS, PANEL, LinearAbout, MlpAbout, Then, room_for
+from mixlab.engine.kernels.longconv import Kernel
+from mixlab.engine.kernels.mlstm import MlstmAbout, Packed, chunk_for
+from mixlab.engine.kernels.norm import Norm, NormAbout
+from mixlab.engine.kernels.pool import PoolAbout
 
 Weights = tuple[Tensor, Tensor | None]
 FLOAT = 4  # bytes

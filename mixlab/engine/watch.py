@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from mixlab.native import kernels
+from mixlab.engine.kernels import kernels
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 UNWATCHED = frozenset((*vars(nn.Module()), "number")) - {"training", "_parameters", "_buffers", "_modules"}

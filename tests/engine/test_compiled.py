@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import mixlab
-from mixlab import opaque
-from mixlab.backbone import Block
+from mixlab.core.errors import CompileError
+from mixlab.core.grid import Grid
 from mixlab.deploy import compile_blocks
-from mixlab.errors import CompileError
-from mixlab.grid import Grid
-from mixlab.layers import Branch, Mlp, StarReLU
-from mixlab.mixers import Mixer
-from mixlab.native import has_wide_vectors
+from mixlab.engine import opaque
+from mixlab.engine.kernels import has_wide_vectors
+from mixlab.models.backbone import Block
+from mixlab.models.layers import Branch, Mlp, StarReLU
+from mixlab.models.mixers import Mixer
 
 NAMES = ("convformer_pico", "coat_lite_pico", "sequencer2d_pico", "vil_pico", "hpx_former_pico")
 SIDE = 32

@@ -14,19 +14,18 @@ import torch
 from torch import Tensor, nn
 
 import mixlab
-from mixlab.backbone import Block
+from mixlab.core.grid import Grid
 from mixlab.core.hooks import without_engine
-from mixlab.engine import serve
 from mixlab.engine.cache import CACHE
+from mixlab.engine.kernels import has_wide_vectors
 from mixlab.engine.plan import Segment
 from mixlab.engine.serve import MOST, serve_part
-from mixlab.grid import Grid
-from mixlab.layers import Branch, GlobalNorm, Mlp, Residual, Scaling, StarReLU
-from mixlab.mixers.base import Shared
-from mixlab.mixers.hyena import PlaneConv
-from mixlab.mixers.mlstm import BACKWARDS, COLUMNS, ROWS
-from mixlab.mixers.sepconv import SepConv
-from mixlab.native import has_wide_vectors
+from mixlab.models.backbone import Block
+from mixlab.models.layers import Branch, GlobalNorm, Mlp, Residual, Scaling, StarReLU
+from mixlab.models.mixers.base import Shared
+from mixlab.models.mixers.hyena import PlaneConv
+from mixlab.models.mixers.mlstm import BACKWARDS, COLUMNS, ROWS
+from mixlab.models.mixers.sepconv import SepConv
 
 pytestmark = pytest.mark.skipif(not has_wide_vectors(), reason="steps are for kernels with vectors of 8 or more")
 
@@ -76,7 +75,11 @@ def left_to_pytorch(model: mixlab.Backbone, x: Tensor) -> dict[str, str]:
     """Residual sums that are no kernels, and why."""
     report = model.engine_report(x)
     assert not report.reason
-    return {part.path: part.reason for part in report.parts if part.reason and re.search(r"blocks\.\d+\.(token|channel)$", part.path)}
+    return {
+        part.path: part.reason
+        for part in report.parts
+        if part.reason and re.search(r"blocks\.\d+\.(token|channel)$", part.path)
+    }
 
 
 BLOCKS: weakref.WeakKeyDictionary[Residual, Block] = weakref.WeakKeyDictionary()
@@ -475,7 +478,7 @@ def test_a_convolution_of_another_kind_is_called() -> None:
 
 
 def test_a_kernel_too_large_to_be_kept_is_made_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixlab.mixers.hyena.KEPT_NUMBERS", 1)
+    monkeypatch.setattr("mixlab.models.mixers.hyena.KEPT_NUMBERS", 1)
     model = build(
         "hpx_former_pico", dims=[32], depths=[1], branch_scale="none", channel_mlp=False, mixers="hyena_pixel"
     )

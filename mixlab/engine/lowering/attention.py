@@ -3,7 +3,7 @@
 from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.lowering.base import lowers
 from mixlab.engine.steps import Pending, Place, Sum
-from mixlab.mixers.attention import Attention
+from mixlab.models.mixers.attention import Attention
 
 
 @lowers(Attention)

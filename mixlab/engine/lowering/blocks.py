@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixlab.backbone import Backbone, Block, Stage
+from mixlab.core.grid import Grid
 from mixlab.engine.draft import CannotLower, Draft, Tokens
 from mixlab.engine.lowering import layers
 from mixlab.engine.lowering.base import lower
 from mixlab.engine.lowering.convolution import depthwise_weights
 from mixlab.engine.lowering.stems import downsample
 from mixlab.engine.steps import Place
-from mixlab.grid import Grid
-from mixlab.layers import Branch, Mlp, Residual
-from mixlab.mixers.convattention import ConvPosition
+from mixlab.models.backbone import Backbone, Block, Stage
+from mixlab.models.layers import Branch, Mlp, Residual
+from mixlab.models.mixers.convattention import ConvPosition
 from mixlab.ops.convattention import WINDOWS, with_itself
 
 Position = Callable[[Tensor, Grid], Tensor]

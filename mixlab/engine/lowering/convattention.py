@@ -4,7 +4,7 @@ from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.lowering.base import lowers
 from mixlab.engine.lowering.convolution import depthwise_weights
 from mixlab.engine.steps import Pending, Place, Sum, Weights
-from mixlab.mixers.convattention import ConvAttention, ConvRelativePosition
+from mixlab.models.mixers.convattention import ConvAttention, ConvRelativePosition
 from mixlab.ops.convattention import WINDOWS
 
 

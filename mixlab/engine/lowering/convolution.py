@@ -4,7 +4,7 @@ from torch import nn
 
 from mixlab.engine.draft import Draft
 from mixlab.engine.steps import Weights
-from mixlab.layers import DepthwiseConv
+from mixlab.models.layers import DepthwiseConv
 
 
 def depthwise_weights(draft: Draft, conv: nn.Module, channels: int) -> Weights:

@@ -4,12 +4,12 @@ from typing import Any
 
 from torch import Tensor
 
-from mixlab.coscale import EXCHANGES, CoscaleBlock, CoscaleGroup
 from mixlab.engine.draft import CannotLower, Draft, Tokens
 from mixlab.engine.lowering.blocks import positioned, residual_or_call
 from mixlab.engine.lowering.layers import update_of
 from mixlab.engine.steps import Place
-from mixlab.layers import Residual
+from mixlab.models.coscale import EXCHANGES, CoscaleBlock, CoscaleGroup
+from mixlab.models.layers import Residual
 
 
 def group(draft: Draft, module: CoscaleGroup, outputs: list[Tokens], *, visited: bool) -> list[Tokens]:

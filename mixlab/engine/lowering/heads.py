@@ -2,7 +2,7 @@
 
 from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.steps import Place
-from mixlab.heads import Head, Readout
+from mixlab.models.heads import Head, Readout
 
 
 def readout(draft: Draft, module: Readout, outputs: list[Tokens]) -> Place:

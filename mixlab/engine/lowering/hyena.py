@@ -2,14 +2,14 @@
 
 from torch import nn
 
+from mixlab.core.grid import Grid
 from mixlab.engine.draft import Draft, Tokens
+from mixlab.engine.kernels.norm import Norm
 from mixlab.engine.lowering.base import lowers
 from mixlab.engine.lowering.convolution import depthwise_weights
 from mixlab.engine.lowering.layers import layer_norm
 from mixlab.engine.steps import Pending, Place, Product, Sum
-from mixlab.grid import Grid
-from mixlab.mixers.hyena import Hyena, PlaneConv, SequenceConv
-from mixlab.native.norm import Norm
+from mixlab.models.mixers.hyena import Hyena, PlaneConv, SequenceConv
 from mixlab.ops.longconv import Prepared, native_kernel
 
 

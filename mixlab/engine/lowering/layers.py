@@ -3,12 +3,12 @@
 from torch import Tensor, nn
 
 from mixlab.engine.draft import Draft, Tokens
+from mixlab.engine.kernels.linear import AS_IT_IS, Then
+from mixlab.engine.kernels.norm import Norm
 from mixlab.engine.lowering.base import lower, lowers
 from mixlab.engine.steps import Pending, Place, Sum
-from mixlab.layers import GELU, Branch, Mlp, ReLU, Residual, Scaling, SquaredReLU, StarReLU
-from mixlab.modules import Shared
-from mixlab.native.linear import AS_IT_IS, Then
-from mixlab.native.norm import Norm
+from mixlab.models.layers import GELU, Branch, Mlp, ReLU, Residual, Scaling, SquaredReLU, StarReLU
+from mixlab.models.modules import Shared
 
 PLAIN = {ReLU: "relu", GELU: "gelu", SquaredReLU: "squared_relu"}
 FEWEST = 4  # rows from which the kernels' products are as fast as others

@@ -1,13 +1,13 @@
 """The mLSTM layer: up-projection, gate, convolution, cell, down-projection."""
 
+from mixlab.core.grid import Grid
 from mixlab.engine.draft import Draft, Tokens
+from mixlab.engine.kernels.mlstm import BLOCK, WIDTH
+from mixlab.engine.kernels.norm import Norm
 from mixlab.engine.lowering.base import lowers
 from mixlab.engine.lowering.convolution import depthwise_weights
 from mixlab.engine.steps import Cell, Pending, Place, Sum
-from mixlab.grid import Grid
-from mixlab.mixers.mlstm import HeadNorm, Mlstm
-from mixlab.native.mlstm import BLOCK, WIDTH
-from mixlab.native.norm import Norm
+from mixlab.models.mixers.mlstm import HeadNorm, Mlstm
 from mixlab.ops.mlstm import EPS
 
 

@@ -3,7 +3,7 @@
 from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.lowering.base import lowers
 from mixlab.engine.steps import Pending, Place, Sum
-from mixlab.mixers.pool import Pool
+from mixlab.models.mixers.pool import Pool
 
 
 @lowers(Pool)

@@ -5,7 +5,7 @@ from mixlab.engine.lowering.base import lowers
 from mixlab.engine.lowering.convolution import depthwise_weights
 from mixlab.engine.lowering.layers import activation
 from mixlab.engine.steps import Pending, Place, Sum
-from mixlab.mixers.sepconv import SepConv
+from mixlab.models.mixers.sepconv import SepConv
 
 WIDTHS = (5, 7)  # columns of a kernel that ours is faster for than the library's
 

@@ -1,9 +1,9 @@
 """The image as tokens, and the step between two stages."""
 
+from mixlab.core.grid import Grid
 from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.steps import Place
-from mixlab.grid import Grid
-from mixlab.stems import ConvolutionalStem, Downsample, Stem
+from mixlab.models.stems import ConvolutionalStem, Downsample, Stem
 
 
 def stem(draft: Draft, module: Stem, image: Place, shape: tuple[int, ...]) -> Tokens:
