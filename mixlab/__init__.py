@@ -1,14 +1,16 @@
 """Vision backbones whose token mixer is a choice."""
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from mixlab.core import guards
+from mixlab.core import guards, moved
 
+moved.install()
 guards.mend_torchvision()  # before anything imports torchvision or timm
 guards.keep_freed_memory()
 
-import mixlab.engine.answers  # noqa: E402
+import mixlab.engine.answers  # noqa: E402, F401: it fills the hooks that models ask
 from mixlab.core.errors import MixlabError  # noqa: E402
 from mixlab.core.version import VERSION  # noqa: E402
 from mixlab.metrics.macs import macs  # noqa: E402
@@ -73,4 +75,6 @@ LATER = {  # what not everybody needs is imported when it is asked for
 def __getattr__(name: str) -> Any:
     if name in LATER:
         return getattr(importlib.import_module(LATER[name]), name)
+    if importlib.util.find_spec(f"mixlab.{name}") is not None:  # also by its name in earlier releases
+        return importlib.import_module(f"mixlab.{name}")
     raise AttributeError(f"module 'mixlab' has no attribute {name!r}")

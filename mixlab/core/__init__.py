@@ -1,1 +1,1 @@
-"""What everything else rests on: errors, registries, configs, the grid, files, and the hooks of the engine."""
+"""What everything else stands on: errors, registries, grids, files, and the faults of real machines."""

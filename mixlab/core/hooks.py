@@ -67,8 +67,8 @@ def derived(
     owner: nn.Module, key: Hashable, sources: Sequence[Tensor], make: Callable[[], T], *, cheap: bool = False
 ) -> T:
     """A value that is made from these parameters of a module, and from nothing else that may change but what the key
-    names. Eval mode may keep it until one of them changes. The first entry of a key is the value's name. A value that is
-    `cheap` is made anew where comparing parameters takes longer: on a GPU.
+    names. Eval mode may keep it until one of them changes. The first entry of a key is the value's name. A value
+    that is `cheap` is made anew where comparing parameters takes longer: on a GPU.
     """
     if torch.compiler.is_compiling() or _silent.get():
         return make()

@@ -38,8 +38,8 @@ def numbered(part: Part) -> Tensor:
 
 
 def in_one(forward: F) -> F:
-    """A part's forward: code that is being compiled may call the part as one operator instead. A class that is made from
-    the part's own and has another forward is compiled as it is written.
+    """A part's forward: code that is being compiled may call the part as one operator instead. A class that is made
+    from the part's own and has another forward is compiled as it is written.
     """
 
     @functools.wraps(forward)

@@ -22,11 +22,11 @@ class Cache:
     - every module that the value was made from is of the same class, with the same attributes, children, parameters and
       buffers, nobody listens to it, and nothing stands in for its forward;
     - every parameter and buffer is the same tensor in the same memory, read with the same strides and dtype;
-    - what was copied into the value (filters, packed gates, single numbers) is compared with the numbers of now. What the
-      value only points at may change its numbers at any time: it is read where it lies.
+    - what was copied into the value (filters, packed gates, single numbers) is compared with the numbers of now. What
+      the value only points at may change its numbers at any time: it is read where it lies.
 
-    So edits in place, also through `.data`, other tensors, `load_state_dict` with and without `assign`, other devices and
-    dtypes are all seen at the next call. Models that `freeze` was called for are the exception: nothing is asked.
+    So edits in place, also through `.data`, other tensors, `load_state_dict` with and without `assign`, other devices
+    and dtypes are all seen at the next call. Models that `freeze` was called for are the exception: nothing is asked.
 
     Entries belong to one object: copies of a module and files begin with none, and an entry dies with its module. A
     module that is seen in training mode loses its entries. Threads may use the cache at once: the worst that happens is

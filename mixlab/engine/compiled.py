@@ -1,6 +1,7 @@
 """How compiled code meets the engine: for inference on a CPU kernels are faster than what compilers write.
 
-Compiled code calls one operator with the number of a part and its tensors; the operator finds the part and runs its plan. Graphs become a few nodes, which parts of a kind share as before.
+Compiled code calls one operator with the number of a part and its tensors; the operator finds the part and runs its
+plan. Graphs become a few nodes, which parts of a kind share as before.
 """
 
 import copy

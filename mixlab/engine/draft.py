@@ -129,7 +129,7 @@ class Draft(Steps):
         return float(tensor)
 
     def derived(self, owner: nn.Module, key: Hashable, sources: Sequence[Tensor], make: Callable[[], T]) -> T:
-        """A value that is made from parameters, which are then compared in every call. What steps point at in it stays."""
+        """A value that is made from parameters, which are compared in every call; the plan keeps it alive."""
         for tensor in sources:
             self.tensor(tensor)
         value, copies = derive(owner, key, sources, make)

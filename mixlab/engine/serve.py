@@ -174,7 +174,7 @@ FROZEN: weakref.WeakKeyDictionary[nn.Module, dict[int, PackedWeight]] = weakref.
 
 
 def freeze(model: nn.Module) -> None:
-    """From now on plans of this model pack its weights once and assume that they never change. Only `optimize` says so."""
+    """Let plans of this model pack its weights once and assume that they never change. Only `optimize` may."""
     CACHE.drop(model)
     FROZEN[model] = {}
 

@@ -171,8 +171,8 @@ class Backbone(nn.Module):
         return outputs if self.coscale is None else self.coscale(outputs, visit)
 
     def engine_report(self, image: Tensor | None = None) -> Any:
-        """What runs where when the model is called on such a batch (by default one image of its own size) for inference,
-        and why not elsewhere; None without an engine.
+        """What runs where when the model is called on such a batch for inference (by default one image of its own
+        size), and why not elsewhere; None without an engine.
         """
         if image is None:
             image = torch.zeros(1, self.config.in_channels, *self.config.image_size)

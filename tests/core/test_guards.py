@@ -89,7 +89,7 @@ def test_importing_mixlab_imports_nothing_that_only_some_tasks_need() -> None:
         "sklearn",
         "tensorboard",
         "mixlab.hub.hugging_face",
-        "mixlab.timm",
+        "mixlab.hub.timm",
     )
     use = "mixlab.create_model('vil_pico').eval()(torch.randn(1, 3, 32, 32))"
     code = f"import sys, torch, mixlab; {use}; print([name for name in {heavy!r} if name in sys.modules])"

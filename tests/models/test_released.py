@@ -144,7 +144,7 @@ def test_a_file_that_was_put_there_by_hand_is_found(hub: Hub) -> None:
 
 
 def test_the_files_that_nx_ai_offers_load_like_their_converted_form(tmp_path: Path) -> None:
-    record = json.loads((Path(__file__).parent / "golden" / "vil_tiny.json").read_text())
+    record = json.loads((Path(__file__).parents[1] / "golden" / "vil_tiny.json").read_text())
     converted = {key: torch.from_numpy(value) for key, value in fill.state_dict(record).items()}
     raw = {offered(key): value for key, value in converted.items()}
     torch.save({"state_dict": raw, "ctor_kwargs": {"dim": 192}}, tmp_path / "vil2.th")

@@ -38,7 +38,7 @@ PROMISED = [
     )
     for name in names(pattern)
 ]
-PARAMS: dict[str, dict[str, int]] = json.loads((Path(__file__).parent / "golden" / "params.json").read_text())
+PARAMS: dict[str, dict[str, int]] = json.loads((Path(__file__).parents[1] / "golden" / "params.json").read_text())
 
 # Table 8 of the MetaFormer paper, line by line
 ABLATIONS: dict[str, dict[str, Any]] = {
