@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mixlab.engine.kernels.steps import GIVEN, OUT, Keeper, Steps, Sum
 from torch import Tensor
 from torch.nn.utils import parametrize
 
@@ -28,7 +29,6 @@ from mixlab.engine.kernels.mlstm import compiled_mlstm
 from mixlab.engine.kernels.norm import Norm, norm_of_product
 from mixlab.engine.kernels.recurrent import Run, lstm_maps
 from mixlab.engine.kernels.resample import resample_tokens
-from mixlab.engine.kernels.steps import GIVEN, OUT, Keeper, Steps, Sum
 from mixlab.evals.cost.speed import peak, reset_peak
 from mixlab.models.layers import GELU, DepthwiseConv, Mlp
 from mixlab.models.mixers.convattention import ConvAttention

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from mixlab.engine.kernels.steps import GIVEN, Steps, Sum
 
 from mixlab.core.grid import Grid
 from mixlab.engine.kernels.norm import Norm
 from mixlab.engine.kernels.pool import run_pool, run_whole_norm
-from mixlab.engine.kernels.steps import GIVEN, Steps, Sum
 from mixlab.ops.norms import global_norm_reference
 from mixlab.ops.pool import pool_reference
 from tests.engine.kernels.test_kernels import LEVELS, at_level, near

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from mixlab.engine.fused import Recipe
+from mixlab.engine.kernels.steps import Place, Steps, Sum
 from torch import Tensor, nn
 
 import tests.models.mixers
 from mixlab.core.choices import NoOptions
 from mixlab.core.grid import Grid
-from mixlab.engine.fused import Recipe
 from mixlab.engine.kernels import VARIABLE, has_wide_vectors, kernels
-from mixlab.engine.kernels.steps import Place, Steps, Sum
 from mixlab.models.mixers import MIXERS, Mixer
 from mixlab.models.mixers.base import StageParts
 from mixlab.models.mixers.pool import Pool

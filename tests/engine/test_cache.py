@@ -3,9 +3,9 @@ import pickle
 
 import pytest
 import torch
+from mixlab.engine.kept import Kept, same, unchanged
 
 from mixlab.engine import kept
-from mixlab.engine.kept import Kept, same, unchanged
 
 
 def test_a_value_is_made_once_until_a_source_or_the_key_changes() -> None:
