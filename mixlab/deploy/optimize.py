@@ -23,7 +23,7 @@ from mixlab.evals.cost.execution import wait_for
 from mixlab.evals.cost.speed import alternate
 from mixlab.models.backbone import Backbone
 from mixlab.models.config import ModelConfig
-from mixlab.models.layers import PackedLinear
+from mixlab.ops.layers import PackedLinear
 
 BOUND = 1e-4  # of the largest score, by which no score may differ
 FLOOR = 1e-2  # scores below it are measured against it

@@ -7,14 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.engine.reasons import NARROW, needs, why_no_kernel
+from mixlab.core.compat import has_onednn_products, onednn_linear
 from mixlab.engine.kernels import has_wide_vectors
 from mixlab.engine.kernels import linear as native
 from mixlab.engine.kernels.linear import AS_IT_IS, Then, run_linear
+from mixlab.engine.reasons import NARROW, needs, why_no_kernel
 from mixlab.ops.operator import why_not_plain
 
 FEW_ROWS = 16  # below, oneDNN's product is the faster one
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+HAS_ONEDNN = has_onednn_products()
 MISMATCH = "shapes that do not belong together, on which PyTorch has the word"
 
 
@@ -64,7 +65,7 @@ def onednn_product(
     x: Tensor, weight: Tensor, bias: Tensor | None, after: str = "none", then: Then = AS_IT_IS
 ) -> Tensor:
     inside = after if after == "gelu" else "none"  # oneDNN's ReLU makes a zero of what is not a number
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, inside, [], "none" if inside == "gelu" else "")
+    out = onednn_linear(x, weight, bias, inside)
     if after in ("relu", "squared_relu"):
         out = out.relu_().square_() if after == "squared_relu" else out.relu_()
         return out if then == AS_IT_IS else out.mul_(then[0]).add_(then[1])

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
+from mixlab.core.compat import HOOKS, has_global_hooks, has_modes
 from mixlab.engine.kernels import kernels
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 UNWATCHED = frozenset((*vars(nn.Module()), "number")) - {"training", "_parameters", "_buffers", "_modules"}
 Place = tuple[int, torch.dtype, int, tuple[int, ...]]
 shape_of, dtype_of = operator.attrgetter("shape"), operator.attrgetter("dtype")
@@ -62,7 +61,7 @@ class Watch:
         return self.modules_hold() and places_of(self.tensors) == self.places and self.memory.is_same()
 
     def modules_hold(self) -> bool:
-        if any(self.hooks) or _has_any_global_hook() or list(map(len, self.dicts)) != self.lengths:
+        if any(self.hooks) or has_global_hooks() or list(map(len, self.dicts)) != self.lengths:
             return False
         if list(map(type, self.modules)) != self.kinds:
             return False
@@ -92,7 +91,7 @@ class Sources:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.copies = [tensor.detach().clone() for tensor in tensors]
         plain = all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
-        plain = plain and torch._C._len_torch_dispatch_stack() == 0  # else the copies may be without memory
+        plain = plain and not has_modes()  # else the copies may be without memory
         self.tensors = [weakref.ref(tensor) for tensor in tensors] if plain else None
         self.places = places_of(tensors) if plain else None
         self.memory = Memory(tensors, self.copies) if plain else None

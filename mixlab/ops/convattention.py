@@ -1,7 +1,7 @@
 """Factorised attention with convolutional encodings of relative and absolute positions (CoaT, sections 4.1 to 4.3).
 
-Queries, keys and values: (B, N, C), heads side by side in C. Windows are depthwise kernels (c, 1, s, s) over consecutive
-channels of the image tokens, which lie behind the class tokens.
+Queries, keys and values: (B, N, C), heads side by side in C. Windows are depthwise kernels (c, 1, s, s) over
+consecutive channels of the image tokens, which lie after the class tokens.
 """
 
 from collections.abc import Sequence

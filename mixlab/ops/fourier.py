@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from mixlab.core.compat import without_modes
 from mixlab.core.guards import is_exported
 
 CONSTANTS = 128  # matrices that are kept
@@ -31,7 +31,7 @@ def kept_constant(
     make: Callable[..., Tensor], sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     # a real tensor that gradients may meet, whatever is being traced or switched off around the first call
-    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+    with without_modes(), torch.inference_mode(False), torch.no_grad():
         return make(*sizes, device).to(dtype)
 
 

@@ -156,12 +156,18 @@ def convolve(
 
 def fit(kernel: Tensor, sizes: tuple[int, ...], centres: tuple[int, ...]) -> tuple[tuple[Span, ...], Tensor]:
     """The taps that can meet a place: those beyond the other end of the input cannot."""
-    spans = []
-    for axis, (size, centre) in enumerate(zip(sizes, centres, strict=True)):
-        future, past = min(centre, size - 1), min(index(kernel.shape[axis]) - 1 - centre, size - 1)
-        kernel = kernel.narrow(axis, centre - future, future + 1 + past)
-        spans.append(Span(size, future, past))
-    return tuple(spans), kernel
+    spans = spans_of(tuple(map(index, kernel.shape)), sizes, centres)
+    for axis, (span, centre) in enumerate(zip(spans, centres, strict=True)):
+        kernel = kernel.narrow(axis, centre - span.future, span.taps)
+    return spans, kernel
+
+
+def spans_of(taps: tuple[int, ...], sizes: tuple[int, ...], centres: tuple[int, ...]) -> tuple[Span, ...]:
+    """An entry per axis for a kernel of so many taps, of those that can meet a place."""
+    return tuple(
+        Span(size, min(centre, size - 1), min(count - 1 - centre, size - 1))
+        for count, size, centre in zip(taps, sizes, centres, strict=False)
+    )
 
 
 # -- the direct form -----------------------------------------------------------------------------

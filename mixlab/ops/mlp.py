@@ -38,9 +38,7 @@ def layer_by_layer(
 MLP = Operator(
     "mlp",
     layer_by_layer,
-    inputs=(
-        "Tensor x, Tensor first, Tensor? inner_bias, Tensor second, Tensor? bias, Tensor? scale, Tensor? shift"
-    ),
+    inputs=("Tensor x, Tensor first, Tensor? inner_bias, Tensor second, Tensor? bias, Tensor? scale, Tensor? shift"),
     settings="str activation",
     packed=True,
 )
@@ -58,3 +56,9 @@ def mlp(
 ) -> Tensor:
     """`mlp_reference` by the fastest backend that serves. Weights are (hidden, C) and (out, hidden)."""
     return MLP(x, first, inner_bias, second, bias, scale, shift, activation)
+
+
+def folded(second: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """StarReLU's scale and shift as a part of the layer after it: W (s r^2 + b) = (s W) r^2 + b W 1."""
+    summand = shift * second.sum(1)
+    return second * scale, summand if bias is None else summand + bias

@@ -114,7 +114,8 @@ MLSTM_LAYER = Operator(
     layer_by_parts,
     inputs=(
         "Tensor source, Tensor values, Tensor gate, Tensor query, Tensor? query_bias, Tensor key, Tensor? key_bias, "
-        "Tensor value, Tensor? value_bias, Tensor gates, Tensor gate_biases, Tensor norm, Tensor? norm_bias, Tensor skip"
+        "Tensor value, Tensor? value_bias, Tensor gates, Tensor gate_biases, Tensor norm, Tensor? norm_bias, "
+        "Tensor skip"
     ),
     settings="str form, int chunk, float norm_eps",
 )

@@ -8,8 +8,8 @@
   tracing, functional transforms (`vmap`, `jvp`, `grad`), gradients that travel in batches, modes that watch operators
   (counters, fake tensors, compilers, exporters) and tensors that are subclasses.
 
-The gradient is an operator of its own, `<name>_gradient`, with the same rules; differentiated again it is the reference.
-Backends live in `mixlab.engine.backends` and register themselves; without them the references do all the work.
+The gradient is an operator of its own, `<name>_gradient`, with the same rules; differentiated again it is the
+reference. Backends live in `mixlab.engine.backends` and register themselves; without them references do all the work.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,10 +60,10 @@ OPERATORS: dict[str, "Operator"] = {}
 class Operator:
     """An operation on tensors and settings. Call it like its reference, with every argument in its place.
 
-    `inputs` and `settings` are parts of a schema of PyTorch; the last input may be a list. `gradient` is a plain form of
-    the gradient, by default what autograd finds for the reference. `reads(needed, *settings)` says which inputs the gradient
-    reads, by default all. Weights may be `packed` by oneDNN. With `autocasts` the reference decides what happens under
-    autocast. `kernels_only`: gradients have to be such that kernels can read them.
+    `inputs` and `settings` are parts of a schema of PyTorch; the last input may be a list. `gradient` is a plain form
+    of the gradient, by default what autograd finds for the reference. `reads(needed, *settings)` says which inputs the
+    gradient reads, by default all. Weights may be `packed` by oneDNN. With `autocasts` the reference decides what
+    happens under autocast. `kernels_only`: gradients have to be such that kernels can read them.
     """
 
     def __init__(
@@ -185,7 +185,9 @@ class Recorded(torch.autograd.Function):
     """One call of an operator whose gradient is an operator too."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, trainer: Trainer, settings: Sequence[Any], *tensors: Tensor | None) -> Any:
+    def forward(
+        ctx: Any, operator: Operator, trainer: Trainer, settings: Sequence[Any], *tensors: Tensor | None
+    ) -> Any:
         output, saved = trainer.run(*operator.call(tensors, settings))
         needed = list(ctx.needs_input_grad[3:])
         reads = [True] * len(needed) if operator.reads is None else operator.reads(needed, *settings)

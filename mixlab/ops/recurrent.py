@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixlab.core.compat import recurrent_kernel
 from mixlab.ops.operator import Operator
 
 Cell = Literal["lstm", "gru", "rnn"]
@@ -78,9 +79,8 @@ def recurrent(cell: Cell, sequences: Tensor, directions: Sequence[Direction]) ->
     start = sequences.new_zeros(len(directions), sequences.shape[0], directions[0][1].shape[1])
     settings = (weights, True, 1, 0.0, torch.is_grad_enabled(), both, True)
     if cell == "lstm":
-        return torch._VF.lstm(sequences, (start, start), *settings)[0]
-    kernel = torch._VF.gru if cell == "gru" else torch._VF.rnn_tanh
-    return kernel(sequences, start, *settings)[0]
+        return recurrent_kernel(cell)(sequences, (start, start), *settings)[0]
+    return recurrent_kernel(cell)(sequences, start, *settings)[0]
 
 
 def recurrent_shape(sequences: Tensor, directions: Sequence[Direction]) -> Tensor:
@@ -132,8 +132,8 @@ RECURRENT_MAPS = Operator(
 
 
 def recurrent_maps(cell: Cell, image: Tensor, walks: Sequence[Walk]) -> Tensor:
-    """All walks over a map (B, H, W, C) by a kernel where one serves. A layer's walk backwards follows its other one."""
+    """All walks over a map (B, H, W, C) by a kernel where one serves. A layer's walk backwards follows its other
+    one.
+    """
     weights = [weight for walk in walks for weight in walk.weights]
-    return RECURRENT_MAPS(
-        image, weights, cell, [walk.vertical for walk in walks], [walk.backwards for walk in walks]
-    )
+    return RECURRENT_MAPS(image, weights, cell, [walk.vertical for walk in walks], [walk.backwards for walk in walks])

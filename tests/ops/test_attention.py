@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mixlab.ops.written import may_train
 from torch import Tensor
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,7 +19,6 @@ from mixlab.ops.attention import (
     window_attention,
     window_attention_reference,
 )
-from mixlab.ops.written import may_train
 from tests.ops.agree import assert_agree
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels here")

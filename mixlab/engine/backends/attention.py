@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.engine.kernels.attention import attention_gradient, fits, run_attention
+from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.ops.attention import ATTENTION
 from mixlab.ops.operator import Backend, Flat, Trainer
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.core.grid import Grid
 from mixlab.engine.kernels.depthwise import convolve_channels, taps_gradient
 from mixlab.engine.kernels.factor import factor_and_contexts, factor_gradient
+from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.ops.convattention import CONV_ATTENTION, CONV_POSITION, halves
 from mixlab.ops.operator import Backend, Flat, Trainer
 
@@ -87,9 +87,7 @@ def train(
     return out, [contexts] if near is None else [contexts, near]
 
 
-def run(
-    qkv: Tensor, windows: Biases, heads: int, sizes: Sequence[int], scaled: bool, softmax_query: bool
-) -> Tensor:
+def run(qkv: Tensor, windows: Biases, heads: int, sizes: Sequence[int], scaled: bool, softmax_query: bool) -> Tensor:
     return train(qkv, windows, heads, sizes, scaled, softmax_query)[0]
 
 
@@ -139,10 +137,15 @@ def add_position(
     """In one pass: the sum is one more at the kernel's center. `turned`: the same of a gradient."""
     out, grid = tokens.new_empty(tokens.shape), Grid(*sizes)
     out[:, : grid.prefix] = tokens[:, : grid.prefix]
-    weight, middle = weight.detach().clone(), weight.shape[-1] // 2
-    weight[:, 0, middle, middle] += 1
-    see(grid.pixels(tokens), grid.pixels(out), [weight], [bias], turned=turned)
+    see(grid.pixels(tokens), grid.pixels(out), [with_itself(weight.detach())], [bias], turned=turned)
     return out
+
+
+def with_itself(weight: Tensor) -> Tensor:
+    """Kernels that add what is in their middle to what they see: one more at the center."""
+    weight, middle = weight.clone(), weight.shape[-1] // 2
+    weight[:, 0, middle, middle] += 1
+    return weight
 
 
 def train_position(

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.engine.kernels.depthwise import convolve_channels, fits, taps_gradient
+from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.ops.depthwise import DEPTHWISE, Pair
 from mixlab.ops.operator import Backend, Flat, Trainer, why_not_plain
 
@@ -59,9 +59,7 @@ def supports_training(x: Tensor, weight: Tensor, bias: Tensor | None, padding: S
     )
 
 
-def train(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int]
-) -> tuple[Tensor, list[Tensor]]:
+def train(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
     return DEPTHWISE.compute(x, weight, bias, padding), []
 
 

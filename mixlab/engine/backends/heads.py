@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.engine.kernels.heads import blocks_gradient, from_heads, to_heads
 from mixlab.engine.kernels.mlstm import BLOCK, WIDTH
+from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.ops.blockdiagonal import BLOCK_HEADS
 from mixlab.ops.operator import Backend, Flat, Trainer
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from mixlab.engine.reasons import needs
 from mixlab.engine.kernels import has_wide_vectors
 from mixlab.engine.kernels.linear import AS_IT_IS, Then, run_linear, run_star, run_weight
 from mixlab.engine.product import FEW_ROWS, onednn_product, product, why_no_product, why_not_onednn, why_not_own
+from mixlab.engine.reasons import needs
 from mixlab.ops.activations import ActivationName
 from mixlab.ops.linear import LINEAR
 from mixlab.ops.operator import Backend, Flat, Trainer, is_plain
@@ -94,9 +94,7 @@ def times(gradient: Tensor, weight: Tensor) -> Tensor:
     return gradient @ weight if why_no_product(gradient, back, None) else product(gradient, back)
 
 
-def layer_gradients(
-    gradient: Tensor, x: Tensor | None, *, bias: bool, onto: Gradients = (None, None)
-) -> Gradients:
+def layer_gradients(gradient: Tensor, x: Tensor | None, *, bias: bool, onto: Gradients = (None, None)) -> Gradients:
     """Of a weight (out, in) and a bias, from that of the output (N, out) and the input (N, in): gradient^T x, unless x
     is None, and if `bias` the sums of the gradient over N. Added to what the same call gave for other rows.
     """
@@ -158,4 +156,3 @@ def star_gradient(
 
 
 LINEAR.train(Trainer("star", supports_star_training, train_star, star_gradient))
-

@@ -4,8 +4,8 @@ import functools
 
 from torch import Tensor
 
-from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.engine.kernels.longconv import Kernel, convolve_maps
+from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.ops.longconv import LONG_CONV, Span, fit, good_size
 from mixlab.ops.operator import Backend
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.core.grid import Grid
 from mixlab.engine.kernels.norm import Norm, fits, norm_of_product
 from mixlab.engine.kernels.pool import run_pool, run_whole_norm
 from mixlab.engine.kernels.resample import resample_tokens
+from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.ops.exchange import EXCHANGE, grids_of
 from mixlab.ops.norms import GLOBAL_NORM, LAYER_NORM
 from mixlab.ops.operator import Backend, Flat, Trainer

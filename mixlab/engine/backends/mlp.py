@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.engine.reasons import needs
 from mixlab.engine.backends.linear import Gradients, kernel_names, layer_gradients, why_not_star
 from mixlab.engine.kernels import linear as native
 from mixlab.engine.kernels.linear import AS_IT_IS, run_linear, run_mlp
 from mixlab.engine.product import product, why_no_product, why_not_own
-from mixlab.ops.mlp import MLP
+from mixlab.engine.reasons import needs
+from mixlab.ops.mlp import MLP, folded
 from mixlab.ops.operator import Backend, Flat, Trainer, why_not_plain
 
 MANY_ROWS = 480  # from which both layers are one kernel
@@ -121,7 +121,7 @@ def train(
     activation: Any,
 ) -> tuple[Tensor, list[Tensor]]:
     inner, rows = "squared_relu" if activation == "star_relu" else activation, x.reshape(-1, x.shape[-1])
-    if activation == "star_relu":
+    if activation == "star_relu" and scale is not None and shift is not None:
         second, bias = folded(second, bias, scale, shift)
     hidden = x.new_empty(len(rows), len(first))
     if why_not_own(rows, first, inner_bias) is None and native.fits(hidden, second, bias):
@@ -135,16 +135,6 @@ def train(
     return out.unflatten(0, x.shape[:-1]), [hidden]
 
 
-def folded(
-    second: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """StarReLU's scale and shift as a part of the layer after it: W (s r^2 + b) = (s W) r^2 + b W 1."""
-    assert scale is not None
-    assert shift is not None
-    summand = shift * second.sum(1)
-    return second * scale, summand if bias is None else summand + bias
-
-
 def gradient(gradients: list[Tensor], inputs: Flat, saved: list[Tensor], needed: list[bool], activation: Any) -> Flat:
     x, first, _, second, bias, scale, shift = inputs
     assert first is not None
@@ -152,14 +142,14 @@ def gradient(gradients: list[Tensor], inputs: Flat, saved: list[Tensor], needed:
     assert x is not None
     if activation != "star_relu":
         return [*layers_gradient(gradients[0], x, first, second, saved[0], needed[:5], activation), None, None]
+    assert scale is not None
+    assert shift is not None
     weight, _ = folded(second, bias, scale, shift)
     wants_second, wants_star = needed[3], needed[5] or needed[6]
     wanted = [*needed[:3], wants_second or wants_star, needed[4] or wants_second or wants_star]
     *others, to_weight, to_bias = layers_gradient(gradients[0], x, first, weight, saved[0], wanted, "squared_relu")
     if to_weight is None or to_bias is None:
         return [*others, None, to_bias, None, None]
-    assert scale is not None
-    assert shift is not None
     to_second = torch.addcmul(shift * to_bias[:, None], to_weight, scale) if wants_second else None
     to_scale = (to_weight * second).sum().view_as(scale) if needed[5] else None
     to_shift = torch.dot(to_bias, second.sum(1)).view_as(shift) if needed[6] else None

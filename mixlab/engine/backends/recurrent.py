@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.engine.kernels.mlstm import BLOCK, WIDTH, Packed, run_mlstm, turned
 from mixlab.engine.kernels.norm import Norm
 from mixlab.engine.kernels.recurrent import Run, lstm_maps
 from mixlab.engine.product import why_no_product
+from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.ops.mlstm import EPS
 from mixlab.ops.mlstm_layer import MLSTM_LAYER, CellWeights, folded_gates
 from mixlab.ops.operator import Backend
