@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+ATTRIBUTE = "_engine_cache"  # of modules
+
 
 class Entry(NamedTuple):
     """A value and the question whether it still holds."""
@@ -33,44 +35,69 @@ class Cache:
     that two make the same value.
     """
 
-    def __init__(self) -> None:
-        self.owners: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Entry]] = weakref.WeakKeyDictionary()
-
     def find(self, owner: nn.Module, key: Hashable) -> Any:
         """The value under this key if it holds, else None."""
-        entries = self.owners.get(owner)
-        entry = None if entries is None else entries.get(key)
-        if entries is None or entry is None:
+        box = box_of(owner)
+        entry = None if box is None else box.entries.get(key)
+        if box is None or entry is None:
             return None
         if not entry.holds():
             self.sweep(owner)
             return None
+        entries = box.entries
         if next(reversed(entries)) != key:  # used last: to the end
-            others = {other: one for other, one in entries.items() if other != key}
-            self.owners[owner] = {**others, key: entry}
+            box.entries = {**{other: one for other, one in entries.items() if other != key}, key: entry}
         return entry.value
 
     def keep(self, owner: nn.Module, key: Hashable, entry: Entry, most: int) -> None:
         """Keep a value, and of all with keys whose first entry is this key's no more than the last `most`."""
-        known = self.owners.get(owner) or {}
-        others = {other: one for other, one in known.items() if other != key}
+        box = box_of(owner)
+        if box is None:
+            box = vars(owner)[ATTRIBUTE] = Box(owner)
+        others = {other: one for other, one in box.entries.items() if other != key}
         alike = [other for other in others if first(other) == first(key)]
         for other in alike[: max(0, len(alike) - most + 1)]:
             del others[other]
-        self.owners[owner] = {**others, key: entry}  # at once: other threads may be reading
+        box.entries = {**others, key: entry}  # at once: other threads may be reading
 
     def sweep(self, owner: nn.Module) -> None:
         """Drop what does not hold, which would keep alive what nobody uses."""
-        known = self.owners.get(owner) or {}
-        self.owners[owner] = {key: entry for key, entry in known.items() if entry.holds()}
+        box = box_of(owner)
+        if box is not None:
+            box.entries = {key: entry for key, entry in box.entries.items() if entry.holds()}
 
     def entries(self, owner: nn.Module) -> dict[Hashable, Entry]:
         """All that is kept for a module."""
-        return dict(self.owners.get(owner) or {})
+        box = box_of(owner)
+        return {} if box is None else dict(box.entries)
 
     def drop(self, owner: nn.Module) -> None:
         """Forget what belongs to a module."""
-        self.owners.pop(owner, None)
+        box = box_of(owner)
+        if box is not None:
+            box.entries = {}
+
+
+class Box:
+    """The entries of one module, which lie among its attributes, so that they die with it. Copies and files of the
+    module get an empty one; so does a shallow copy, which shares its attributes.
+    """
+
+    def __init__(self, owner: nn.Module | None = None) -> None:
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.entries: dict[Hashable, Entry] = {}
+
+    def __deepcopy__(self, memo: object) -> "Box":
+        return Box()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Box, ()
+
+
+def box_of(owner: nn.Module) -> Box | None:
+    """The box of this very module."""
+    box: Box | None = vars(owner).get(ATTRIBUTE)
+    return box if box is not None and box.owner is not None and box.owner() is owner else None
 
 
 def first(key: Hashable) -> Hashable:

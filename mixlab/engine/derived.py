@@ -38,7 +38,7 @@ def derive(
     owner: nn.Module, key: Hashable, sources: Sequence[Tensor], make: Callable[[], T]
 ) -> tuple[T, Sequence[Tensor]]:
     """The value, and the copies of its sources that are kept beside it."""
-    name = ("derived", first(key))
+    name = (("derived", first(key)),)
     entry = CACHE.entries(owner).get(name)
     kept: Derived | None = None if entry is None else entry.value
     if kept is None or kept.key != key or not kept.sources.are(sources):

@@ -57,8 +57,9 @@ class Mark(NamedTuple):
 class Draft(Steps):
     """Steps and calls in order, and the modules and tensors that they stand for."""
 
-    def __init__(self, names: dict[int, str], packed: dict[int, PackedWeight] | None = None) -> None:
+    def __init__(self, root: nn.Module, names: dict[int, str], packed: dict[int, PackedWeight] | None = None) -> None:
         super().__init__(packed)
+        self.root = root  # whoever calls it sees to its hooks, and it must not be kept alive
         self.names = names  # of modules, by their ids
         self.items: list[Step | Call | Tell] = self.steps  # type: ignore[assignment]
         self.shapes: dict[int, Shape] = {}
@@ -84,6 +85,8 @@ class Draft(Steps):
 
     def watch(self, module: nn.Module) -> None:
         """A module that the plan stands for: nobody listens to it, and it stays as it is."""
+        if module is self.root:
+            return
         name, own = type(module).__name__, vars(module)
         self.require(not any(own[hooks] for hooks in HOOKS), f"somebody listens to a {name}")
         self.require("forward" not in own, f"a {name} has a forward of its own")
@@ -211,5 +214,5 @@ class Draft(Steps):
         """The plan, and the watch over what it stands for."""
         return (
             lay_out(self.items, self.sizes, self.shapes, self.inputs, outputs, self.parts, self.made),
-            Watch(self.modules, self.others, self.values),
+            Watch(self.modules, self.others, self.values, self.root),
         )

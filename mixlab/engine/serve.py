@@ -90,15 +90,14 @@ def always() -> bool:
 
 def make(model: nn.Module, call: str, image: Tensor, *, visited: bool) -> tuple[Served, Watch]:
     """A plan for a call on images of this size, and the watch over what it is made from."""
-    draft = Draft(names_of(model), FROZEN.get(model))
+    draft = Draft(model, names_of(model), FROZEN.get(model))
     try:
         draft.require(type(model) is Backbone, f"{type(model).__name__} is not known to the engine")
         assert isinstance(model, Backbone)
         model.check_image(image)
         outputs, grids = lowered(draft, model, call, tuple(image.shape), visited=visited)
     except CannotLower as reason:
-        return Served(None, [], str(reason)), Watch([], own_of(model))
-    draft.others += own_of(model)
+        return Served(None, [], str(reason)), Watch([], root=model)
     plan, watch = draft.close(outputs)
     return Served(plan, grids), watch
 
@@ -129,11 +128,6 @@ def names_of(model: nn.Module) -> dict[int, str]:
     return names
 
 
-def own_of(model: nn.Module) -> list[dict[str, Any]]:
-    """What a model itself holds, which is watched without keeping it alive."""
-    return [vars(model), model._modules, model._parameters, model._buffers]  # type: ignore[list-item]
-
-
 # -- parts alone, which compiled code calls ------------------------------------------------------
 
 
@@ -157,14 +151,12 @@ def serve_part(part: nn.Module, tokens: Tensor, grid: Grid) -> Tensor | None:
 
 
 def make_part(part: nn.Module, shape: tuple[int, ...], grid: Grid) -> tuple[Served, Watch]:
-    draft = Draft(names_of(part))
+    draft = Draft(part, names_of(part))
     tokens = Tokens(draft.given(shape), shape[0], grid, shape[2])
     try:
         out = blocks.alone(draft, part, tokens)
     except CannotLower as reason:
-        return Served(None, [], str(reason)), Watch([], own_of(part))
-    draft.others += own_of(part)
-    draft.modules = [module for module in draft.modules if module is not part]
+        return Served(None, [], str(reason)), Watch([], root=part)
     plan, watch = draft.close([draft.as_tensor(out, shape)])
     return Served(plan, []), watch
 

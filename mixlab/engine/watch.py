@@ -13,9 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.core.compat import HOOKS, has_global_hooks, has_modes
+from mixlab.engine.cache import ATTRIBUTE
 from mixlab.engine.kernels import kernels
 
-UNWATCHED = frozenset((*vars(nn.Module()), "number")) - {"training", "_parameters", "_buffers", "_modules"}
+UNWATCHED = frozenset((*vars(nn.Module()), "number", "_compiled_call_impl", "forward", ATTRIBUTE)) - {
+    "training",
+    "_parameters",
+    "_buffers",
+    "_modules",
+}
 Place = tuple[int, torch.dtype, int, tuple[int, ...]]
 shape_of, dtype_of = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
@@ -31,8 +37,11 @@ class Watch:
         modules: Iterable[nn.Module],
         others: Iterable[dict[str, Any]] = (),
         values: Iterable[tuple[Tensor, Tensor]] = (),
+        root: nn.Module | None = None,
     ) -> None:
-        """`others`: attributes of other objects. `values`: tensors whose numbers may not change either, with copies."""
+        """`others`: attributes of other objects. `values`: tensors whose numbers may not change either, with copies.
+        `root`: whoever keeps the watch, which is not kept alive.
+        """
         self.modules = list(dict.fromkeys(modules))
         self.kinds = list(map(type, self.modules))
         owns = [vars(module) for module in self.modules]
@@ -41,7 +50,9 @@ class Watch:
         self.attributes = [get(own) for get, own in self.own]
         self.others = list(others)
         self.copies = [dict(other) for other in self.others]
-        self.held = [own[name] for own in owns for name in ("_parameters", "_buffers", "_modules") if own[name]]
+        self.root = Attributes(root) if root is not None else None
+        rooted = [] if root is None else [vars(root)]
+        self.held = [own[name] for own in (*owns, *rooted) for name in ("_parameters", "_buffers", "_modules")]
         self.lengths = [len(one) for one in (*owns, *self.held)]
         self.dicts = [*owns, *self.held]
         self.names = list(itertools.chain.from_iterable(self.held))
@@ -70,9 +81,23 @@ class Watch:
             return False
         try:  # an attribute may be gone, or a tensor that is no truth value
             same = [get(own) for get, own in self.own] == self.attributes and self.others == self.copies
+            same = same and (self.root is None or self.root.hold())
         except (KeyError, RuntimeError):
             return False
         return same and list(itertools.chain.from_iterable(self.held)) == self.names
+
+
+class Attributes:
+    """The attributes of a module, which is not kept alive."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, own = weakref.ref(module), vars(module)
+        self.get = operator.itemgetter(*(set(own) - UNWATCHED))
+        self.kind, self.values = type(module), self.get(own)
+
+    def hold(self) -> bool:
+        module = self.module()
+        return module is not None and type(module) is self.kind and bool(self.get(vars(module)) == self.values)
 
 
 def places_of(tensors: Sequence[Tensor]) -> list[Any]:

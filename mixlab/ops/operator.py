@@ -114,9 +114,14 @@ class Operator:
         """Add a backend for training behind those that are there."""
         self.trainers.append(trainer)
 
-    def reasons(self, *call: Any) -> dict[str, str | None]:
+    def reasons(self, *call: Any, training: bool = False) -> dict[str, str | None]:
         """Why each backend does not serve a call, by the backend's name; None for one that would."""
-        return {backend.name: backend.supports(*call) for backend in (*self.backends, *self.trainers)}
+        table: Sequence[Backend | Trainer] = self.trainers if training else self.backends
+        return {backend.name: backend.supports(*call) for backend in table}
+
+    def serves(self, *call: Any, training: bool = False) -> bool:
+        """Whether a backend would serve a call of this kind."""
+        return None in self.reasons(*call, training=training).values()
 
     # -- kernels of the dispatcher -------------------------------------------------------------------
 
