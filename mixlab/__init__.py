@@ -10,11 +10,7 @@ moved.install()
 guards.mend_torchvision()  # before anything imports torchvision or timm
 guards.keep_freed_memory()
 
-<<<<<<< HEAD
-import mixlab.engine.answers  # noqa: E402, F401 - it fills the hooks that models ask
-=======
 import mixlab.engine.answers  # noqa: E402, F401
->>>>>>> w-engine
 from mixlab.core.errors import MixlabError  # noqa: E402
 from mixlab.core.version import VERSION  # noqa: E402
 from mixlab.metrics.macs import macs  # noqa: E402

@@ -13,7 +13,7 @@ from mixlab.core.grid import Grid
 from mixlab.core.parts import Part, in_one
 from mixlab.models.modules import Modules
 from mixlab.ops.activations import ActivationName, squared_relu, star_relu
-from mixlab.ops.depthwise import depthwise
+from mixlab.ops.layers import DepthwiseConv as DepthwiseConv
 from mixlab.ops.layers import normed, through_mlp
 from mixlab.ops.norms import global_norm
 
@@ -100,22 +100,6 @@ class StarReLU(Activation):
 
 def activation(choice: Choice) -> Activation:
     return ACTIVATIONS.builder(choice)(**vars(choice.options))
-
-
-# -- convolutions --------------------------------------------------------------------------------
-
-
-class DepthwiseConv(nn.Conv2d):
-    """One odd kernel per channel; the map keeps its size."""
-
-    def __init__(self, channels: int, kernel: int | tuple[int, int], *, bias: bool) -> None:
-        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-        padding = (height // 2, width // 2)
-        super().__init__(channels, channels, (height, width), padding=padding, groups=channels, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        height, width = self.kernel_size
-        return depthwise(x, self.weight, self.bias, (height // 2, width // 2))
 
 
 # -- norms ---------------------------------------------------------------------------------------

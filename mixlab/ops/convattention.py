@@ -82,35 +82,30 @@ def conv_attention_reference(
     return mixed + grid.behind_zeros(grid.image(query) * grid.from_map(torch.cat(near, 1)))
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    heads: int,
-    grid: Grid,
-    *,
-    scaled: bool,
-    softmax_query: bool,
-) -> Tensor:
-    """`conv_attention_reference` for all heads at once, of parts that may come from other tokens."""
-    mixed = factorised_attention(query, key, value, heads, scaled=scaled, softmax_query=softmax_query)
-    if weights:
-        parts = grid.to_map(value).split([len(weight) for weight in weights], 1)
-        seen = [
-            depthwise(part, weight, bias, (weight.shape[2] // 2, weight.shape[3] // 2))
-            for part, weight, bias in zip(parts, weights, biases, strict=True)
-        ]
-        grid.image(mixed).addcmul_(grid.image(query), grid.from_map(torch.cat(seen, 1)))
+def seen_by_windows(value: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], grid: Grid) -> Tensor:
+    """What windows over consecutive channels see of the image tokens, (B, H*W, C)."""
+    parts = grid.to_map(value).split([len(weight) for weight in weights], 1)
+    seen = [
+        depthwise(part, weight, bias, (weight.shape[2] // 2, weight.shape[3] // 2))
+        for part, weight, bias in zip(parts, weights, biases, strict=True)
+    ]
+    return grid.from_map(torch.cat(seen, 1))
+
+
+def add_seen(mixed: Tensor, query: Tensor, seen: Tensor, grid: Grid) -> Tensor:
+    """Eq. 10: queries of the image times what windows see there, added in place to what attention has mixed."""
+    grid.image(mixed).addcmul_(grid.image(query), seen)
     return mixed
 
 
 def attend_to_itself(
     qkv: Tensor, windows: Sequence[Tensor | None], heads: int, grid: Sequence[int], scaled: bool, softmax_query: bool
 ) -> Tensor:
-    parts = qkv.chunk(3, -1)
-    return attend(*parts, *halves(windows), heads, Grid(*grid), scaled=scaled, softmax_query=softmax_query)
+    query, key, value = qkv.chunk(3, -1)
+    mixed = factorised_attention(query, key, value, heads, scaled=scaled, softmax_query=softmax_query)
+    if not windows:
+        return mixed
+    return add_seen(mixed, query, seen_by_windows(value, *halves(windows), Grid(*grid)), Grid(*grid))
 
 
 def conv_attention_gradient(

@@ -17,11 +17,10 @@ CONSTANTS = 128  # matrices that are kept
 
 
 def constant(make: Callable[..., Tensor], *sizes: int, like: Tensor) -> Tensor:
-    """A matrix of the transform, made once; compiled code makes it at every call, from tables at next to no cost.
-
-    A graph that is exported holds it as a constant.
+    """A matrix of the transform, made once; compiled code makes it at every call, from tables at next to no cost, and
+    so do tensors that are no plain ones. A graph that is exported holds it as a constant.
     """
-    if torch.compiler.is_compiling() and not is_exported():
+    if (torch.compiler.is_compiling() or type(like) is not Tensor) and not is_exported():
         return make(*sizes, like.device).to(like.dtype)
     return kept_constant(make, sizes, like.dtype, like.device)
 

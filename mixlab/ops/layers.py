@@ -3,13 +3,18 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.core.compat import listened_to, onednn_packed
+from mixlab.core.grid import Grid
 from mixlab.ops.activations import ActivationName
+from mixlab.ops.convattention import add_seen, conv_attention, conv_position, factorised_attention
+from mixlab.ops.depthwise import depthwise
 from mixlab.ops.linear import linear
 from mixlab.ops.mlp import mlp
+from mixlab.ops.mlstm_layer import CellWeights, Form, head_norm, mlstm_cell, mlstm_layer
 from mixlab.ops.norms import layer_norm
 
 
@@ -24,6 +29,32 @@ class PackedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+
+class DepthwiseConv(nn.Conv2d):
+    """One odd kernel per channel; the map keeps its size."""
+
+    def __init__(self, channels: int, kernel: int | tuple[int, int], *, bias: bool) -> None:
+        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
+        padding = (height // 2, width // 2)
+        super().__init__(channels, channels, (height, width), padding=padding, groups=channels, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = self.kernel_size
+        return depthwise(x, self.weight, self.bias, (height // 2, width // 2))
+
+
+class HeadNorm(nn.Module):
+    """A layer norm within each head, with a weight and bias per channel: (heads, B, T, D) in, (B, T, C) out."""
+
+    def __init__(self, channels: int, heads: int, *, bias: bool, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.heads, self.eps = heads, eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+    def forward(self, heads: Tensor) -> Tensor:
+        return head_norm(heads, self.weight, self.bias, self.eps)
 
 
 class Elementwise(Protocol):
@@ -78,3 +109,45 @@ def through_conv(conv: Any, image: Tensor, weight: Callable[[], Tensor]) -> Tens
     if not bare(conv, nn.Conv2d) or conv.padding_mode != "zeros":
         return conv(image)
     return F.conv2d(image, weight(), conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+
+
+def positioned(conv: Any, tokens: Tensor, grid: Grid) -> Tensor:
+    """Image tokens plus a depthwise convolution over them; class tokens as they are."""
+    if bare(conv, DepthwiseConv):
+        return conv_position(tokens, conv.weight, conv.bias, grid)
+    image = grid.image(tokens) + grid.from_map(conv(grid.to_map(tokens)))
+    return torch.cat([tokens[:, : grid.prefix], image], 1) if grid.prefix else image
+
+
+def through_attention(
+    qkv: Tensor, encoding: Any, heads: int, grid: Grid, *, scaled: bool, softmax_query: bool
+) -> Tensor:
+    """Factorised attention plus queries times an encoding of relative positions, if there is one: a module whose
+    `convs` see consecutive channels of the values.
+    """
+    form = {"scaled": scaled, "softmax_query": softmax_query}
+    convs = [] if encoding is None else list(encoding.convs)
+    if all(bare(conv, DepthwiseConv) for conv in convs) and not (encoding is not None and listened_to(encoding)):
+        return conv_attention(qkv, [conv.weight for conv in convs], [conv.bias for conv in convs], heads, grid, **form)
+    query, key, value = qkv.chunk(3, -1)
+    mixed = factorised_attention(query, key, value, heads, **form)
+    return add_seen(mixed, query, encoding(value, grid), grid)
+
+
+def through_mlstm(
+    source: Tensor,
+    values: Tensor,
+    gate: Tensor,
+    cell: CellWeights,
+    norm: Any,
+    skip: Tensor,
+    *,
+    form: Form,
+    chunk: int | None,
+) -> Tensor:
+    """(norm(cell) + skip * source) * silu(gate)"""
+    if bare(norm, HeadNorm):
+        about = {"norm_eps": norm.eps, "form": form, "chunk": chunk}
+        return mlstm_layer(source, values, gate, cell, (norm.weight, norm.bias), skip, **about)
+    mixed = norm(mlstm_cell(source, values, cell, form, chunk))
+    return torch.addcmul(mixed, source, skip) * F.silu(gate)

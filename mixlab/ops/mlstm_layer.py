@@ -100,12 +100,16 @@ def head_norm(heads: Tensor, weight: Tensor, bias: Tensor | None, eps: float) ->
     return torch.addcmul(bias.view(len(heads), -1), normed, weight).flatten(2)
 
 
+def mlstm_cell(source: Tensor, values: Tensor, weights: CellWeights, form: Form, chunk: int | None) -> Tensor:
+    """What the heads read from their memories, (heads, B, T, D)."""
+    settings = {"chunk": chunk} if form == "chunkwise" else {}
+    return FORMS[form](*cell_inputs(source, values, weights), **settings)[0]
+
+
 def layer_by_parts(source: Tensor, values: Tensor, gate: Tensor, *others: Any) -> Tensor:
     """(norm(cell) + skip * source) * silu(gate), one after the other."""
     *weights, norm, norm_bias, skip, form, chunk, norm_eps = others
-    inputs = cell_inputs(source, values, CellWeights(*weights))
-    settings = {"chunk": chunk or None} if form == "chunkwise" else {}
-    mixed = head_norm(FORMS[form](*inputs, **settings)[0], norm, norm_bias, norm_eps)
+    mixed = head_norm(mlstm_cell(source, values, CellWeights(*weights), form, chunk or None), norm, norm_bias, norm_eps)
     return torch.addcmul(mixed, source, skip) * F.silu(gate)
 
 

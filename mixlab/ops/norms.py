@@ -37,17 +37,17 @@ def global_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor | None, e
     return normed if bias is None else normed + bias
 
 
-def group_norm(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def group_norm(tokens: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """The same as a group norm, which is fast on a channels-last map."""
     column = tokens.unflatten(1, (-1, 1)).permute(0, 3, 1, 2)  # (B, C, N, 1)
     return F.group_norm(column, 1, weight, bias, eps).permute(0, 2, 3, 1).flatten(1, 2)
 
 
 GLOBAL_NORM = Operator(
-    "global_norm", group_norm, inputs="Tensor tokens, Tensor weight, Tensor? bias", settings="float eps"
+    "global_norm", group_norm, inputs="Tensor tokens, Tensor? weight, Tensor? bias", settings="float eps"
 )
 
 
-def global_norm(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def global_norm(tokens: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """`global_norm_reference` by a kernel where one serves."""
     return GLOBAL_NORM(tokens, weight, bias, eps)

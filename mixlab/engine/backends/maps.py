@@ -108,9 +108,10 @@ def layer_norm(x: Tensor, factor: Tensor | None, weight: Tensor | None, bias: Te
     return norm_of_product(x.flatten(1, -2), other, Norm(weight, bias, eps)).view(x.shape)
 
 
-def supports_global_norm(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> str | None:
+def supports_global_norm(tokens: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> str | None:
     return (
         why_no_kernel(tokens, weight, bias)
+        or needs(weight is not None, "a norm without weights")
         or needs(tokens.ndim == 3 and tokens.is_contiguous(), "tokens that do not lie row by row")
         or needs(vectors_fit(tokens.shape[2:], weight, bias), "weights of another shape than the channels")
     )
@@ -120,7 +121,7 @@ def vectors_fit(shape: Sequence[int], *vectors: Tensor | None) -> bool:
     return all(vector is None or (vector.shape == shape and vector.is_contiguous()) for vector in vectors)
 
 
-def global_norm(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def global_norm(tokens: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     return run_whole_norm(tokens, Norm(weight, bias, eps))
 
 

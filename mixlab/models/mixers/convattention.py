@@ -1,8 +1,8 @@
 """Conv-attention: factorised attention with convolutional position encodings (CoaT, sections 4.1-4.3)."""
 
 from dataclasses import dataclass
-from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError
@@ -10,10 +10,8 @@ from mixlab.core.grid import Grid
 from mixlab.models.layers import DepthwiseConv
 from mixlab.models.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.models.modules import Modules
-from mixlab.ops.convattention import attend, conv_attention, conv_position
-from mixlab.ops.layers import through
-
-Windows = tuple[list[Tensor], list[Tensor | None]]
+from mixlab.ops.convattention import add_seen, factorised_attention
+from mixlab.ops.layers import positioned, through, through_attention
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class ConvPosition(nn.Module):
         self.conv = DepthwiseConv(dim, kernel, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        return conv_position(tokens, self.conv.weight, self.conv.bias, grid)
+        return positioned(self.conv, tokens, grid)
 
 
 class ConvRelativePosition(nn.Module):
@@ -66,9 +64,10 @@ class ConvRelativePosition(nn.Module):
             DepthwiseConv(width, window, bias=bias) for width, window in zip(widths, windows, strict=True)
         )
 
-    def windows(self) -> Windows:
-        """The kernels over consecutive channels and their biases."""
-        return [conv.weight for conv in self.convs], [conv.bias for conv in self.convs]
+    def forward(self, value: Tensor, grid: Grid) -> Tensor:
+        """What the windows see of the values, (B, H*W, C)."""
+        parts = grid.to_map(value).split(self.widths, 1)
+        return grid.from_map(torch.cat([conv(part) for conv, part in zip(self.convs, parts, strict=True)], 1))
 
 
 class ConvAttention(Mixer):
@@ -96,15 +95,9 @@ class ConvAttention(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         qkv = through(self.qkv, tokens)  # (B, N, 3 C)
-        mixed = conv_attention(qkv, *self.windows(), self.heads, grid, **self.factorisation())
-        return through(self.project, mixed)
-
-    def windows(self) -> Windows:
-        """Those of the stage's relative encoding."""
-        return ([], []) if self.relative is None else cast(ConvRelativePosition, self.relative.module).windows()
-
-    def factorisation(self) -> dict[str, bool]:
-        return {"scaled": self.scaled, "softmax_query": self.softmax_query}
+        encoding = None if self.relative is None else self.relative.module
+        form = {"scaled": self.scaled, "softmax_query": self.softmax_query}
+        return through(self.project, through_attention(qkv, encoding, self.heads, grid, **form))
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each (B, N, C)."""
@@ -113,7 +106,10 @@ class ConvAttention(Mixer):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, grid: Grid) -> Tensor:
         """Eq. 12; key and value may come from another scale, on this grid."""
-        mixed = attend(query, key, value, *self.windows(), self.heads, grid, **self.factorisation())
+        form = {"scaled": self.scaled, "softmax_query": self.softmax_query}
+        mixed = factorised_attention(query, key, value, self.heads, **form)
+        if self.relative is not None:
+            mixed = add_seen(mixed, query, self.relative(value, grid), grid)
         return through(self.project, mixed)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:

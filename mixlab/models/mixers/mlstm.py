@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mixlab.core.errors import require
 from mixlab.core.grid import Grid
 from mixlab.models.mixers.base import MIXERS, BlockParts, Mixer, StageParts
-from mixlab.ops.layers import through
-from mixlab.ops.mlstm_layer import CellWeights, Form, gates, head_norm, mlstm_layer
+from mixlab.ops.layers import HeadNorm, through, through_mlstm
+from mixlab.ops.mlstm_layer import CellWeights, Form, gates
 
 Directions = Literal["uni", "bi", "quad", "oct"]
 Convolution = Literal["none", "causal_1d", "1d", "2d"]
@@ -181,9 +181,9 @@ class Mlstm(Mixer):
         source = F.silu(self.convolve(values, walk))
         if self.spread and walk.prefix:
             source, values, gate = (to_visit(x, walk) for x in (source, values, gate))
-        norm = (self.norm.weight, self.norm.bias)
-        settings = {"norm_eps": self.norm.eps, "form": self.form, "chunk": self.chunk}
-        mixed = through(self.down, mlstm_layer(source, values, gate, self.cell(), norm, self.skip, **settings))
+        settings = {"form": self.form, "chunk": self.chunk}
+        mixed = through_mlstm(source, values, gate, self.cell(), self.norm, self.skip, **settings)
+        mixed = through(self.down, mixed)
         return self.path.restore(from_visit(mixed, walk) if self.spread and walk.prefix else mixed, walk)
 
     def convolve(self, inner: Tensor, walk: Grid) -> Tensor:
@@ -220,19 +220,6 @@ class Mlstm(Mixer):
         kept = F.logsigmoid(to_visit(keep, walk) if spread else keep)
         after = F.pad(kept.flip(1).cumsum(1).flip(1)[:, 1:], (0, 0, 0, 1))
         return (from_visit(after, walk) if spread else after).exp()
-
-
-class HeadNorm(nn.Module):
-    """A layer norm within each head, with a weight and bias per channel: (heads, B, T, D) in, (B, T, C) out."""
-
-    def __init__(self, channels: int, heads: int, *, bias: bool, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.heads, self.eps = heads, eps
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
-
-    def forward(self, heads: Tensor) -> Tensor:
-        return head_norm(heads, self.weight, self.bias, self.eps)
 
 
 def places(grid: Grid) -> list[int]:
