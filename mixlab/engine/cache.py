@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-
 ATTRIBUTE = "_engine_cache"  # of modules
 
 

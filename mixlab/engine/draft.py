@@ -57,9 +57,7 @@ class Mark(NamedTuple):
 class Draft(Steps):
     """Steps and calls in order, and the modules and tensors that they stand for."""
 
-    def __init__(
-        self, root: nn.Module, names: dict[int, str], packed: dict[int, PackedWeight] | None = None
-    ) -> None:
+    def __init__(self, root: nn.Module, names: dict[int, str], packed: dict[int, PackedWeight] | None = None) -> None:
         super().__init__(packed)
         self.root = root  # whoever calls it sees to its hooks, and it must not be kept alive
         self.names = names  # of modules, by their ids
