@@ -56,6 +56,11 @@ def without_engine() -> Iterator[None]:
         _silent.reset(token)
 
 
+def is_silent() -> bool:
+    """Whether this thread is inside `without_engine`."""
+    return _silent.get()
+
+
 def serve(model: nn.Module, call: str, image: Tensor, visit: Any = None) -> Any:
     """The result of `model.<call>(image)` from the engine, or None if the model has to compute it itself."""
     if torch.compiler.is_compiling() or _silent.get():

@@ -16,7 +16,8 @@ from mixlab.core.compat import HOOKS, has_global_hooks, has_modes
 from mixlab.engine.cache import ATTRIBUTE
 from mixlab.engine.kernels import kernels
 
-UNWATCHED = frozenset((*vars(nn.Module()), "number", "_compiled_call_impl", "forward", ATTRIBUTE)) - {
+SEEN_OTHERWISE = {"number", "_compiled_call_impl", "forward", ATTRIBUTE}  # or of no interest
+UNWATCHED = (SEEN_OTHERWISE | set(vars(nn.Module()))) - {"training", "_parameters", "_buffers", "_modules"}
     "training",
     "_parameters",
     "_buffers",

@@ -55,7 +55,7 @@ class Kernels:
             raise failure(name)
 
     def run_steps(self, text: bytearray) -> None:
-        """What `mixlab.engine.kernels.steps` writes down."""
+        """What `mixlab.engine.plan` writes down."""
         size = len(text)
         if self.steps((ctypes.c_char * size).from_buffer(text), ctypes.c_size_t(size)):
             raise failure("steps")

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from mixlab.engine.fused import Recipe
-from mixlab.engine.kernels.steps import Place, Steps, Sum
 from torch import Tensor, nn
 
 import tests.models.mixers
 from mixlab.core.choices import NoOptions
 from mixlab.core.grid import Grid
+from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.kernels import VARIABLE, has_wide_vectors, kernels
+from mixlab.engine.lowering.base import LOWERINGS
+from mixlab.engine.steps import Pending, Place, Sum
 from mixlab.models.mixers import MIXERS, Mixer
 from mixlab.models.mixers.base import StageParts
 from mixlab.models.mixers.pool import Pool
@@ -54,17 +55,12 @@ class Shift(Mixer):
 
 
 class WrongPlan(Pool):
-    """Average pooling whose steps for the engine have a larger window than its forward."""
+    """Average pooling whose lowering has a larger window than its forward."""
 
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        if grid.prefix:
-            return None
-        images, channels = (len(tokens), grid.height, grid.width), tokens.shape[2]
 
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            steps.pool(self.size + 2, images, channels, x, onto)
-
-        return Recipe((self,), (), write, True)
+def lower_wrongly(draft: Draft, mixer: WrongPlan, x: Place | Pending, tokens: Tokens, onto: Sum | None) -> Place:
+    draft.require(not tokens.grid.prefix, "class tokens are not for this test")
+    return draft.pool(mixer.size + 2, tokens.size, tokens.channels, draft.there(x), onto)
 
 
 class Doubled(torch.autograd.Function):
@@ -127,7 +123,10 @@ def test_the_contract_runs_the_plans_that_there_are() -> None:
 
 
 @pytest.mark.skipif(not has_wide_vectors(), reason="plans are for kernels with vectors of 8 or more")
-def test_a_wrong_plan_fails_the_contract(register: Callable[[Callable[[int], Mixer]], None]) -> None:
+def test_a_wrong_plan_fails_the_contract(
+    register: Callable[[Callable[[int], Mixer]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOWERINGS, WrongPlan, (lower_wrongly, WrongPlan.forward))
     register(lambda dim: WrongPlan(3))
     images, grid = BLOCK_SIZES[0]
     with pytest.raises(AssertionError, match="inference, engine on, first call: off by"):
