@@ -18,11 +18,6 @@ from mixlab.engine.kernels import kernels
 
 SEEN_OTHERWISE = {"number", "_compiled_call_impl", "forward", ATTRIBUTE}  # or of no interest
 UNWATCHED = (SEEN_OTHERWISE | set(vars(nn.Module()))) - {"training", "_parameters", "_buffers", "_modules"}
-    "training",
-    "_parameters",
-    "_buffers",
-    "_modules",
-}
 Place = tuple[int, torch.dtype, int, tuple[int, ...]]
 shape_of, dtype_of = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
