@@ -9,7 +9,7 @@ INSTALLED := .venv/.installed
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(INSTALLED): pyproject.toml constraints.txt $(wildcard mixlab/native/*.[ch])
+$(INSTALLED): pyproject.toml constraints.txt $(wildcard mixlab/engine/kernels/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -33,7 +33,7 @@ quick-test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not heavy and not browser"
 
 contract: $(INSTALLED) ## every mixer in blocks and models beside double precision, at every width of the kernels (2 cores, 3 minutes)
-	$(BIN)/python -m pytest -m "heavy or not heavy" tests/mixers
+	$(BIN)/python -m pytest -m "heavy or not heavy" tests/models/mixers
 
 docs: $(INSTALLED) ## the site, into site/; warnings are errors
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
@@ -50,10 +50,10 @@ browser-test: $(INSTALLED) ## the pages in a headless Chromium, which it finds o
 	$(BIN)/python -m pytest -m browser -rs tests/browser
 
 parity: $(INSTALLED) ## every model at full size beside timm, forward and backward, and slow learners (8 GB, about 20 minutes)
-	$(BIN)/python -m pytest -m heavy tests/test_full_size.py tests/test_timm.py tests/test_distributed.py tests/dense
+	$(BIN)/python -m pytest -m heavy tests/models/test_full_size.py tests/hub/test_timm.py tests/training/test_distributed.py tests/dense
 
 compile-all: $(INSTALLED) ## torch.compile and export of every model, outputs and gradients (g++, about two hours)
-	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy tests/evals/test_compile_time.py
+	$(BIN)/python -m pytest -n 2 -m heavy tests/deploy tests/evals/cost/test_compile_time.py
 
 bench: $(INSTALLED) ## every family beside timm or its plain reference, into docs/performance.md (2 quiet cores, 5 minutes)
 	$(BIN)/python benchmarks/peers.py
@@ -72,8 +72,8 @@ reproduce: $(INSTALLED) ## the counted tables of the docs, after a change of mod
 	$(BIN)/python -m mixlab.report.counted docs/choosing.md docs/scale.md
 
 counts: $(INSTALLED) ## count every model's parameters and MACs anew, after a change of the model rows
-	$(BIN)/python -m mixlab.evals.summary > counts.new
+	$(BIN)/python -m mixlab.evals.cost.summary > counts.new
 	mv counts.new mixlab/configs/counts.json
 
 clean: ## remove the environment and caches
-	rm -rf .venv build mixlab/native/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv build mixlab/engine/kernels/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -24,11 +24,11 @@ import torch
 from torch import nn
 
 import mixlab
+from mixlab.core.errors import MixlabError
+from mixlab.core.files import write_whole
 from mixlab.deploy.export import export, open_export
-from mixlab.errors import MixlabError
-from mixlab.evals.speed import Timing
-from mixlab.files import write_whole
-from mixlab.report.results import describe_machine
+from mixlab.evals.cost.speed import Timing
+from mixlab.findings.results import describe_machine
 
 PAGE = Path(__file__).parent.parent / "docs" / "export.md"
 PAUSE = 0.1  # seconds

@@ -1,4 +1,4 @@
-"""Every kernel of `mixlab/native` beside what PyTorch does in its place, in turn, best of several runs.
+"""Every kernel of `mixlab/engine/kernels` beside what PyTorch does in its place, in turn, best of several runs.
 
 python benchmarks/kernels.py               # a minute or two on 2 quiet cores
 """
@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import mixlab
-from mixlab.grid import Grid
-from mixlab.mixers.mlstm import ROWS, Mlstm, MlstmOptions
-from mixlab.mixers.recurrent import Recurrent2d, RecurrentLayer
-from mixlab.native import kernels
-from mixlab.native.attention import run_attention
-from mixlab.native.depthwise import convolve_channels, taps_gradient
-from mixlab.native.factor import run_factor
-from mixlab.native.linear import run_linear, run_weight
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import kernels
+from mixlab.engine.kernels.attention import run_attention
+from mixlab.engine.kernels.depthwise import convolve_channels, taps_gradient
+from mixlab.engine.kernels.factor import run_factor
+from mixlab.engine.kernels.linear import run_linear, run_weight
+from mixlab.models.mixers.mlstm import ROWS, Mlstm, MlstmOptions
+from mixlab.models.mixers.recurrent import Recurrent2d, RecurrentLayer
 from mixlab.ops.attention import AttentionGradient, join_heads, split_heads
 from mixlab.ops.convattention import factorised_attention
 from mixlab.ops.depthwise import strip_gradient, strip_starts

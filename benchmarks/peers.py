@@ -23,14 +23,14 @@ import torch
 from side import Kind, Side
 
 import mixlab
-from mixlab.errors import MixlabError
-from mixlab.evals.compile_time import compile_time
-from mixlab.evals.execution import Execution
-from mixlab.evals.speed import peak_memory_mb
-from mixlab.evals.turns import Plan, Ratio, take_turns
-from mixlab.files import write_whole
+from mixlab.core.errors import MixlabError
+from mixlab.core.files import write_whole
+from mixlab.evals.cost.compile_time import compile_time
+from mixlab.evals.cost.execution import Execution
+from mixlab.evals.cost.speed import peak_memory_mb
+from mixlab.evals.cost.turns import Plan, Ratio, take_turns
+from mixlab.findings.results import describe_machine
 from mixlab.ops.linear import linear
-from mixlab.report.results import describe_machine
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results.json", HERE.parent / "docs" / "performance.md"

@@ -84,7 +84,7 @@ def main() -> int:
 
 def good_cases(weights: str, folder: Path) -> list[Case]:
     """Photographs of several sizes and formats, alone and in threes, with what `mixlab predict` says."""
-    from mixlab.evals.accuracy import predict
+    from mixlab.evals.quality.accuracy import predict
 
     random_number = np.random.default_rng(0)
     paths = []

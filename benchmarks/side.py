@@ -154,8 +154,8 @@ def timm_model(name: str) -> Any:
 def plain_form(name: str) -> Any:
     """mLSTM in the quadratic parallel form; Hyena's filters made anew at every call, and the FFT."""
     import mixlab
-    from mixlab.mixers.hyena import LongConv
-    from mixlab.mixers.mlstm import Mlstm
+    from mixlab.models.mixers.hyena import LongConv
+    from mixlab.models.mixers.mlstm import Mlstm
 
     model = mixlab.create_model(name)
     for module in model.modules():
@@ -172,8 +172,8 @@ def plain_model(name: str) -> Any:
     """
     import torch
 
-    from mixlab.layers import StarReLU
-    from mixlab.mixers.mlstm import Mlstm
+    from mixlab.models.layers import StarReLU
+    from mixlab.models.mixers.mlstm import Mlstm
     from mixlab.ops import linear, longconv
     from mixlab.ops.activations import star_relu_reference
 

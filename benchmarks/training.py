@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+from mixlab.core.processes import Processes
 from mixlab.data import Loader, open_data, train_transform
+from mixlab.models.zoo import model_config
 from mixlab.training.loop import Callback, Trainer
-from mixlab.training.processes import Processes
 from mixlab.training.recipe import load_recipe
 from mixlab.training.run import Preparation, RunConfig
-from mixlab.zoo import model_config
 
 
 class Watch(Callback):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import mixlab
-from mixlab.grid import Grid
-from mixlab.mixers.base import MIXERS, Mixer, StageParts
+from mixlab.core.grid import Grid
+from mixlab.models.mixers.base import MIXERS, Mixer, StageParts
 
 
 @dataclass(frozen=True)

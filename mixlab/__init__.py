@@ -1,32 +1,34 @@
 """Vision backbones whose token mixer is a choice."""
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from mixlab import guards
+from mixlab.core import guards, moved
 
+moved.install()
 guards.mend_torchvision()  # before anything imports torchvision or timm
 guards.keep_freed_memory()
 
-from mixlab.backbone import Backbone  # noqa: E402
-from mixlab.ensemble import Ensemble  # noqa: E402
-from mixlab.errors import MixlabError  # noqa: E402
-from mixlab.evals.macs import macs  # noqa: E402
-from mixlab.pyramid import PyramidAdapter  # noqa: E402
-from mixlab.version import VERSION  # noqa: E402
-from mixlab.weights import load_weights, save_weights  # noqa: E402
-from mixlab.zoo import create_model, list_models  # noqa: E402
+from mixlab.core.errors import MixlabError  # noqa: E402
+from mixlab.core.version import VERSION  # noqa: E402
+from mixlab.metrics.macs import macs  # noqa: E402
+from mixlab.models.backbone import Backbone  # noqa: E402
+from mixlab.models.ensemble import Ensemble  # noqa: E402
+from mixlab.models.pyramid import PyramidAdapter  # noqa: E402
+from mixlab.models.weights import load_weights, save_weights  # noqa: E402
+from mixlab.models.zoo import create_model, list_models  # noqa: E402
 
 if TYPE_CHECKING:
     from mixlab.dense.detector import create_detector
     from mixlab.dense.files import load_dense
     from mixlab.dense.segmenter import create_segmenter
-    from mixlab.deploy.optimise import optimize
-    from mixlab.evals.accuracy import evaluate, predict
-    from mixlab.hub import from_hub, push_to_hub
-    from mixlab.tasks.comparison import compare
-    from mixlab.tasks.transfer import transfer
+    from mixlab.deploy.optimize import optimize
+    from mixlab.evals.quality.accuracy import evaluate, predict
+    from mixlab.hub.hugging_face import from_hub, push_to_hub
     from mixlab.training.run import resume, train
+    from mixlab.workflows.comparison import compare
+    from mixlab.workflows.transfer import transfer
 
 __version__ = VERSION
 __all__ = [
@@ -54,22 +56,24 @@ __all__ = [
     "transfer",
 ]
 LATER = {  # what not everybody needs is imported when it is asked for
-    "compare": "mixlab.tasks.comparison",
+    "compare": "mixlab.workflows.comparison",
     "create_detector": "mixlab.dense.detector",
     "create_segmenter": "mixlab.dense.segmenter",
-    "evaluate": "mixlab.evals.accuracy",
-    "from_hub": "mixlab.hub",
+    "evaluate": "mixlab.evals.quality.accuracy",
+    "from_hub": "mixlab.hub.hugging_face",
     "load_dense": "mixlab.dense.files",
-    "optimize": "mixlab.deploy.optimise",
-    "predict": "mixlab.evals.accuracy",
-    "push_to_hub": "mixlab.hub",
+    "optimize": "mixlab.deploy.optimize",
+    "predict": "mixlab.evals.quality.accuracy",
+    "push_to_hub": "mixlab.hub.hugging_face",
     "resume": "mixlab.training.run",
     "train": "mixlab.training.run",
-    "transfer": "mixlab.tasks.transfer",
+    "transfer": "mixlab.workflows.transfer",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in LATER:
         return getattr(importlib.import_module(LATER[name]), name)
+    if importlib.util.find_spec(f"mixlab.{name}") is not None:  # also by its name in earlier releases
+        return importlib.import_module(f"mixlab.{name}")
     raise AttributeError(f"module 'mixlab' has no attribute {name!r}")

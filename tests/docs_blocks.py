@@ -19,11 +19,11 @@ from typing import Any
 
 from mixlab.cli import build_parser
 from mixlab.cli.arguments import changes_of, pairs
+from mixlab.core.errors import MixlabError
 from mixlab.dense.timm_maps import is_timm, timm_config
-from mixlab.errors import MixlabError
-from mixlab.evals.whole_task import is_whole_task
+from mixlab.evals.cost.whole_task import is_whole_task
+from mixlab.models.zoo import ensemble_row, list_models, model_config
 from mixlab.training.recipe import load_recipe
-from mixlab.zoo import ensemble_row, list_models, model_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))

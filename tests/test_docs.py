@@ -117,10 +117,10 @@ def test_the_mixer_of_the_contributing_page_works_where_the_page_says(tmp_path: 
     source, test = (block.text for block in blocks() if block.page == "CONTRIBUTING.md" and block.language == "python")
     for folder in ("mixlab", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "mixlab" / "mixers" / "shift.py").write_text(source)
-    (tmp_path / "tests" / "mixers" / "test_shift.py").write_text(test)
+    (tmp_path / "mixlab" / "models" / "mixers" / "shift.py").write_text(source)
+    (tmp_path / "tests" / "models" / "mixers" / "test_shift.py").write_text(test)
     (command,) = re.findall(r"`mixlab (info .*?--mixers shift.*?)`", page)
-    for arguments in (["pytest", "-q", "tests/mixers/test_shift.py"], ["mixlab", *command.split()]):
+    for arguments in (["pytest", "-q", "tests/models/mixers/test_shift.py"], ["mixlab", *command.split()]):
         done = subprocess.run(
             [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -8,9 +8,9 @@ import pytest
 
 from mixlab.cli import build_parser
 from mixlab.cli.arguments import pairs
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
+from mixlab.models.zoo import ensemble_row, list_models, model_config, rows
 from mixlab.training.recipe import list_recipes, load_recipe
-from mixlab.zoo import ensemble_row, list_models, model_config, rows
 
 PAGE = (Path(__file__).parent.parent / "docs" / "paper_and_code.md").read_text(encoding="utf-8")
 FAMILIES = {"MetaFormer": "metaformer", "Sequencer": "sequencer", "Vision-LSTM": "vision_lstm"}

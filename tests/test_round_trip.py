@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 import mixlab
-import mixlab.timm
+import mixlab.hub.timm
 from mixlab.cli import main
 from mixlab.data import ImageData, open_data
 from mixlab.data.images import decode

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from jsonargparse import ArgumentParser, Namespace
 
 from mixlab.cli import bench, data, deploying, inside, reporting, robustness, seeing, serving, training, using, zoo
-from mixlab.errors import MixlabError, StoppedEarly
-from mixlab.version import VERSION
+from mixlab.core.errors import MixlabError, StoppedEarly
+from mixlab.core.version import VERSION
 
 Verb = tuple[Callable[[Namespace], int | None], Callable[[], ArgumentParser]]
 VERBS: dict[str, Verb] = {

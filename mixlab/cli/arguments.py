@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
 
 
 def value_of(text: str) -> Any:

@@ -10,8 +10,8 @@ from mixlab.cli.arguments import pairs
 from mixlab.cli.findings import add_output_arguments, check_out, put_out
 from mixlab.cli.printing import parse_size, show
 from mixlab.cli.progress import status
-from mixlab.errors import ConfigError
-from mixlab.report.findings import Cell, Finding, show_cell, write_finding
+from mixlab.core.errors import ConfigError
+from mixlab.findings.findings import Cell, Finding, show_cell, write_finding
 
 MODES = ("mixers", "activations", "compute")
 # what belongs to which mode; "models" is the one without a flag
@@ -191,7 +191,7 @@ def changes_of(arguments: Namespace) -> dict[str, Any]:
 
 
 def plan_of(arguments: Namespace, **usual: Any) -> Any:
-    from mixlab.evals.turns import Plan
+    from mixlab.evals.cost.turns import Plan
 
     said = {"seconds": arguments.seconds, "least": arguments.rounds}
     return Plan(**{**usual, **{key: value for key, value in said.items() if value is not None}})
@@ -209,7 +209,7 @@ def single(arguments: Namespace, name: str, argument: str) -> dict[str, Any]:
 
 
 def run_models(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Finding, dict[str, Any]]:
-    from mixlab.evals.bench import bench as run
+    from mixlab.evals.cost.bench import bench as run
 
     options = given(arguments, "batches", "dtypes", "optimiser", "layout", "threads", "against", "device", "skip")
     options |= {"sizes": [parse_size(size) for size in arguments.sizes]} if arguments.sizes else {}
@@ -219,7 +219,7 @@ def run_models(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Find
 
 
 def run_mixers(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Finding, dict[str, Any]]:
-    from mixlab.evals.bench_mixers import GLOBAL, Conditions, bench_mixers
+    from mixlab.evals.cost.bench_mixers import GLOBAL, Conditions, bench_mixers
 
     options = given(arguments, "lengths", "dim", "device", "threads", "limit_seconds")
     options |= single(arguments, "batches", "batch") | single(arguments, "dtypes", "dtype")
@@ -235,7 +235,7 @@ def mixer_entry(text: str) -> Any:
 
 
 def run_activations(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Finding, dict[str, Any]]:
-    from mixlab.evals.bench_activations import bench_activations
+    from mixlab.evals.cost.bench_activations import bench_activations
 
     options = given(arguments, "units", "device", "threads") | single(arguments, "dtypes", "dtype")
     flags = {"training": arguments.training, "compiled": arguments.compile}
@@ -244,8 +244,8 @@ def run_activations(arguments: Namespace, watch: Callable[[str], None]) -> tuple
 
 
 def run_compute(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Finding, dict[str, Any]]:
-    from mixlab.evals.compute import compute_of_recipes, macs_against_resolution
-    from mixlab.evals.phases import recipes_of
+    from mixlab.evals.cost.compute import compute_of_recipes, macs_against_resolution
+    from mixlab.evals.cost.phases import recipes_of
 
     if arguments.recipe is None:
         said = changes_of(arguments)

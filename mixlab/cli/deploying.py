@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 from mixlab.cli.arguments import need
 from mixlab.cli.printing import parse_size
 from mixlab.cli.progress import status
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from mixlab.deploy.export import ExportResult
@@ -72,7 +72,7 @@ def optimize_parser() -> ArgumentParser:
 def optimize(arguments: Namespace) -> None:
     """Make a model fast for inference here, and tell what it brought."""
     size = None if arguments.image_size is None else parse_size(str(arguments.image_size))
-    from mixlab.deploy.optimise import optimize_file
+    from mixlab.deploy.optimize import optimize_file
 
     with status("opening the model") as say:
         found = optimize_file(

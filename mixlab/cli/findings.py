@@ -7,7 +7,7 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from mixlab.cli.printing import show
-from mixlab.report.findings import Finding, check_folder, show_cell, write_finding
+from mixlab.findings.findings import Finding, check_folder, show_cell, write_finding
 
 
 def add_output_arguments(parser: ArgumentParser) -> None:

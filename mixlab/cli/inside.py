@@ -8,7 +8,7 @@ from mixlab.cli.arguments import need
 from mixlab.cli.findings import add_output_arguments, check_out, put_out
 from mixlab.cli.printing import parse_size
 from mixlab.cli.progress import progress
-from mixlab.errors import ConfigError, require
+from mixlab.core.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from mixlab.evals.subjects import Subject
@@ -27,8 +27,8 @@ def add_model_arguments(parser: ArgumentParser, model: str, *, several: bool = F
 
 def subject_of(arguments: Namespace, model: str | None = None) -> "Subject":
     """The model that was asked for, or one of several, or one member of it."""
-    from mixlab.ensemble import Ensemble
     from mixlab.evals.subjects import of_backbone, open_subject
+    from mixlab.models.ensemble import Ensemble
 
     check_out(arguments)
     size = None if arguments.image_size is None else parse_size(arguments.image_size)
@@ -58,8 +58,8 @@ def kernels_parser() -> ArgumentParser:
 
 def kernels(arguments: Namespace) -> None:
     """Show the kernels that models have learned and how far they reach."""
-    from mixlab.evals.kernel_coverage import compare_coverage
-    from mixlab.evals.kernels import look_at_kernels
+    from mixlab.evals.inspect.kernel_coverage import compare_coverage
+    from mixlab.evals.inspect.kernels import look_at_kernels
 
     subjects = [subject_of(arguments, model) for model in arguments.models]
     if len(subjects) == 1:
@@ -90,7 +90,7 @@ def truncate_parser() -> ArgumentParser:
 
 def truncate(arguments: Namespace) -> None:
     """Measure accuracy with truncated kernels."""
-    from mixlab.evals.truncation import SHARES, truncation_curves
+    from mixlab.evals.inspect.truncation import SHARES, truncation_curves
 
     names = ("stages", "split", "images", "batch", "workers", "device")
     settings: dict[str, Any] = {name: arguments[name] for name in names}
@@ -129,7 +129,7 @@ def look_parser() -> ArgumentParser:
 
 def look(arguments: Namespace) -> None:
     """Draw what a model sees in images."""
-    from mixlab.evals.look import look_at
+    from mixlab.evals.inspect.look import look_at
 
     need(arguments, "out")
     names = ("what", "block", "target", "steps")

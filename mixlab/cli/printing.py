@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
 
 Row = Sequence[str]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
 
 PAGES = (".html", ".htm")
 
@@ -24,7 +24,7 @@ def report_parser() -> ArgumentParser:
 
 def report(arguments: Namespace) -> None:
     """Put results onto one page that needs no network."""
-    from mixlab.report.findings import check_folder
+    from mixlab.findings.findings import check_folder
     from mixlab.report.report import collect
     from mixlab.report.report_page import write_report
 

@@ -73,7 +73,7 @@ def add_feeding_arguments(parser: ArgumentParser) -> None:
 
 def robustness(arguments: Namespace) -> int:
     """Measure corruptions, variants of ImageNet and attacks."""
-    from mixlab.evals.robustness import robustness as run
+    from mixlab.evals.quality.robustness import robustness as run
 
     check_out(arguments)
     data = None if arguments.data == NONE else arguments.data
@@ -90,8 +90,8 @@ def robustness(arguments: Namespace) -> int:
 
 
 def tests_of(arguments: Namespace, data: str | None) -> Any:
-    from mixlab.evals.attacks import Attack
-    from mixlab.evals.robustness import Trials
+    from mixlab.evals.quality.attacks import Attack
+    from mixlab.evals.quality.robustness import Trials
 
     made = data is not None or arguments.imagenet_c is not None
     kinds = [] if data is None else [kind for kind in arguments.attacks if kind != NONE]
@@ -111,8 +111,8 @@ def tests_of(arguments: Namespace, data: str | None) -> Any:
 
 
 def feeding_of(arguments: Namespace) -> Any:
-    from mixlab.evals.examine import Feeding
-    from mixlab.training.processes import choose_device
+    from mixlab.core.processes import choose_device
+    from mixlab.evals.quality.examine import Feeding
 
     names = ("images", "crop", "batch", "workers", "seed")
     size = None if arguments.image_size is None else parse_size(arguments.image_size)

@@ -11,8 +11,8 @@ DATA = "digits, cifar10:PATH, a folder, a list, shards, ..."
 
 
 def erf_parser() -> ArgumentParser:
-    from mixlab.evals.erf import PARTS
-    from mixlab.evals.erf_gallery import SCALES
+    from mixlab.evals.inspect.erf import PARTS
+    from mixlab.evals.inspect.erf_gallery import SCALES
 
     parser = ArgumentParser(
         description="Effective receptive fields: which pixels the centre of a feature map listens to. Example: "
@@ -43,7 +43,7 @@ def erf_parser() -> ArgumentParser:
 
 def erf(arguments: Namespace) -> None:
     """See which pixels the centre of a feature map listens to."""
-    from mixlab.evals.erf_gallery import receptive_fields
+    from mixlab.evals.inspect.erf_gallery import receptive_fields
 
     check_out(arguments)
     size = None if arguments.image_size is None else parse_size(arguments.image_size)
@@ -84,7 +84,7 @@ def resolution_parser() -> ArgumentParser:
 
 def resolution(arguments: Namespace) -> None:
     """Measure accuracy, speed and memory over image sizes."""
-    from mixlab.evals.resolution import resolution as run
+    from mixlab.evals.quality.resolution import resolution as run
 
     check_out(arguments)
     sizes = [parse_size(size) for size in arguments.sizes]
@@ -97,7 +97,7 @@ def resolution(arguments: Namespace) -> None:
 
 
 def disagree_parser() -> ArgumentParser:
-    from mixlab.ensemble import AVERAGES
+    from mixlab.models.ensemble import AVERAGES
 
     parser = ArgumentParser(
         description="Errors that models do not have in common, and the accuracy of their ensembles. Example: "
@@ -123,7 +123,7 @@ def disagree_parser() -> ArgumentParser:
 
 def disagree(arguments: Namespace) -> None:
     """Find the errors that models do not have in common."""
-    from mixlab.evals.disagreement import disagreement
+    from mixlab.evals.quality.disagreement import disagreement
 
     check_out(arguments)
     names = ("split", "average", "batch", "workers", "seed", "device")

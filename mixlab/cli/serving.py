@@ -5,7 +5,7 @@ import sys
 
 from jsonargparse import ArgumentParser, Namespace
 
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
 
 TOKEN_VARIABLE = "MIXLAB_SERVE_TOKEN"
 OPTIONS = ("host", "port", "batch", "wait_ms", "device", "timeout", "max_bytes", "max_pixels", "max_images", "queue")

@@ -95,7 +95,7 @@ def start(arguments: Namespace, recipe: str, **settings: Any) -> int:
 
 def report(result: Any) -> int:
     """The end of a run in words."""
-    from mixlab.training.processes import environment
+    from mixlab.core.processes import environment
 
     if environment()[0]:  # the first process speaks for all
         return INTERRUPTED if result.stopped else 0
@@ -160,7 +160,7 @@ def compare_parser() -> ArgumentParser:
 def compare(arguments: Namespace) -> None:
     """Find the mixer for your data: train models alike, compare accuracy and cost."""
     from mixlab.report import Budget, comparison_rows, recommend
-    from mixlab.tasks import comparison
+    from mixlab.workflows import comparison
 
     need(arguments, "out")
     limits = {name: arguments[name] for name in ("max_ms", "max_mb", "max_params", "max_macs")}
@@ -213,7 +213,7 @@ def transfer_parser() -> ArgumentParser:
 def transfer(arguments: Namespace) -> None:
     """Transfer a model to datasets by the VTAB-1K protocol."""
     from mixlab.data.vtab import task_name
-    from mixlab.tasks.transfer import average_row, describe_missing, transfer_all
+    from mixlab.workflows.transfer import average_row, describe_missing, transfer_all
 
     need(arguments, "out")
     summary = transfer_all(

@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from mixlab.cli.arguments import dense_scores, need
 from mixlab.cli.printing import show
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
 
 # which arguments belong to which task; the others are shared
 FOR = {
@@ -54,7 +54,7 @@ def evaluate_parser() -> ArgumentParser:
 
 def evaluate(arguments: Namespace) -> None:
     """Measure the accuracy of trained weights."""
-    from mixlab.evals.accuracy import evaluate as run
+    from mixlab.evals.quality.accuracy import evaluate as run
 
     task = checked_task(arguments)
     if task != "classification":
@@ -71,7 +71,7 @@ def evaluate(arguments: Namespace) -> None:
 
 
 def evaluate_dense(arguments: Namespace, task: str) -> None:
-    from mixlab.evals.dense import evaluate_dense as run
+    from mixlab.evals.quality.dense import evaluate_dense as run
 
     common = {"split": arguments.split, "workers": arguments.workers, "device": arguments.device}
     words: dict[str, Any] = {"batch": arguments.batch or 4}
@@ -108,7 +108,7 @@ def predict_parser() -> ArgumentParser:
 
 def predict(arguments: Namespace) -> None:
     """Name what images show."""
-    from mixlab.evals.accuracy import predict as run
+    from mixlab.evals.quality.accuracy import predict as run
 
     if checked_task(arguments) != "classification":
         return predict_dense(arguments)
@@ -122,7 +122,7 @@ def predict(arguments: Namespace) -> None:
 
 
 def predict_dense(arguments: Namespace) -> None:
-    from mixlab.evals.dense import predict_dense as run
+    from mixlab.evals.quality.dense import predict_dense as run
 
     need(arguments, "out")
     threshold = 0.5 if arguments.threshold is None else arguments.threshold

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mixlab.cli.printing import billions, parse_size, show, wide_open, with_frozen
-from mixlab.errors import ConfigError, near_misses
+from mixlab.core.errors import ConfigError, near_misses
 
 # -- mixlab models -------------------------------------------------------------------------------
 
@@ -51,8 +51,8 @@ def models(arguments: Namespace) -> None:
 
 
 def list_all(arguments: Namespace) -> None:
-    from mixlab.evals.summary import summarise
-    from mixlab.zoo import list_models
+    from mixlab.evals.cost.summary import summarise
+    from mixlab.models.zoo import list_models
 
     names = list_models(arguments.pattern)
     if not names:
@@ -81,7 +81,7 @@ def list_all(arguments: Namespace) -> None:
 
 def check_chart_arguments(arguments: Namespace) -> None:
     """Before long work: the picture can be written, and every option has an effect."""
-    from mixlab.report.findings import check_picture_file
+    from mixlab.findings.findings import check_picture_file
 
     if arguments.chart is not None:
         check_picture_file(arguments.chart)
@@ -95,9 +95,9 @@ def check_chart_arguments(arguments: Namespace) -> None:
 
 def draw_chart(arguments: Namespace) -> None:
     """The papers' accuracies against costs; what is measured is told as it comes."""
-    from mixlab.evals.reported import measure_speeds, points_of, read_speeds, with_speeds
-    from mixlab.evals.reported_figure import draw_reported
-    from mixlab.report.findings import check_picture_file, write_figure
+    from mixlab.evals.cost.reported import measure_speeds, points_of, read_speeds, with_speeds
+    from mixlab.evals.cost.reported_figure import draw_reported
+    from mixlab.findings.findings import check_picture_file, write_figure
 
     points, label = points_of(arguments.pattern), "images/s"
     if arguments.measure:
@@ -141,8 +141,8 @@ def info_parser() -> ArgumentParser:
 
 def info(arguments: Namespace) -> None:
     """Show one model stage by stage."""
-    from mixlab.evals.summary import describe_member, describe_parts
-    from mixlab.zoo import ensemble_row, model_config
+    from mixlab.evals.cost.summary import describe_member, describe_parts
+    from mixlab.models.zoo import ensemble_row, model_config
 
     changes: dict[str, Any] = {}
     if arguments.mixers:

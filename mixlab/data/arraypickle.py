@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mixlab.core.errors import DataError
 from mixlab.data.kinds import Array
-from mixlab.errors import DataError
 
 BYTE_TYPES = ("u1", "|u1", "uint8")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from PIL import Image
 
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data.base import ImageData
 from mixlab.data.folder import SPLIT_NAMES, split_folders
 from mixlab.data.images import decode
 from mixlab.data.kinds import by_name, check_labels, index_labels, needed
 from mixlab.data.lists import SPLIT_OF
-from mixlab.errors import DataError, UnreadableImage
 
 SUFFIXES = (".parquet", ".arrow")
 IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "png", "bytes")

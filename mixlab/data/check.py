@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, cast
 
 from PIL import Image
 
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data.base import ImageData
 from mixlab.data.images import STORED_MODE, decode
 from mixlab.data.open import AnyData, Spec, Split, open_data, splits
 from mixlab.data.shards import ShardStream
-from mixlab.errors import DataError, UnreadableImage
 
 Progress = Callable[[int, int], None]  # images done, images in all
 

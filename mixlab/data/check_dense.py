@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data.check import DataReport, Progress
 from mixlab.data.coco import CocoObjects, object_problems
 from mixlab.data.dense import IGNORE, MaskData, ObjectData
 from mixlab.data.masks import mask_problems
 from mixlab.data.open import Spec
 from mixlab.data.open_dense import dense_splits, open_dense
-from mixlab.errors import DataError, UnreadableImage
 
 
 def check_dense(spec: Spec, task: str, *, progress: Progress | None = None) -> DataReport:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from mixlab.core.errors import DataError
 from mixlab.data.arraypickle import read_arrays
 from mixlab.data.images import decode
 from mixlab.data.kinds import Array, ArrayData
-from mixlab.errors import DataError
 
 SIDE = 32
 PIXELS = SIDE * SIDE

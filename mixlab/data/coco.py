@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image
 
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data.coco_listing import Listing, positive, read_listing, some
 from mixlab.data.dense import Annotated, ObjectData, Objects
 from mixlab.data.folder import SPLIT_NAMES
 from mixlab.data.images import UPRIGHT, decode
 from mixlab.data.kinds import Array
 from mixlab.data.outlines import is_sound, mask_api, rasterise
-from mixlab.errors import DataError, UnreadableImage
 
 YEARS = ("2017", "2014", "")
 EXPECTED = (

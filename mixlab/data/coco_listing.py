@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from mixlab.core.errors import DataError
 from mixlab.data.kinds import LISTED, Array
 from mixlab.data.outlines import Packed, pack
-from mixlab.errors import DataError
 
 NO_BOX = (0.0, 0.0, 0.0, 0.0)
 

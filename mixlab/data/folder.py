@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from mixlab.core.errors import DataError
 from mixlab.data.kinds import FileData
-from mixlab.errors import DataError
 
 EXTENSIONS = frozenset(
     (".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")

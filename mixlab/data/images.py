@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import ExifTags, Image
 
-from mixlab.errors import UnreadableImage
+from mixlab.core.errors import UnreadableImage
 
 STORED_MODE = "stored_mode"  # key in `Image.info` for the mode that the file had
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mixlab.core.errors import DataError
 from mixlab.data.base import ImageData
 from mixlab.data.images import decode
-from mixlab.errors import DataError
 
 Array = np.ndarray[Any, Any]
 

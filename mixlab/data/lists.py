@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mixlab.core.errors import DataError
 from mixlab.data.folder import SPLIT_NAMES
 from mixlab.data.kinds import FileData, by_name, index_labels
-from mixlab.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".txt")
 HEADERS = {

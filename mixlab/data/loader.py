@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data.base import ImageData
 from mixlab.data.dense import MaskData, ObjectData
 from mixlab.data.images import decode
 from mixlab.data.kinds import LISTED, Array
 from mixlab.data.seeding import seed_generators, seed_of, seeded
 from mixlab.data.shards import Reader, Sample, ShardStream
-from mixlab.errors import DataError, UnreadableImage
 
 Transform = Callable[[Any], Any]  # of what a dataset reads: an image, or an image with what belongs to it
 IndexedData = ImageData | MaskData | ObjectData

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from mixlab.config import Preprocessing
+from mixlab.core.errors import ConfigError
 from mixlab.data.dense import IGNORE, Masked
 from mixlab.data.kinds import Array
 from mixlab.data.transforms import Resize, Size, ToMode, ToTensor, mode_for
-from mixlab.errors import ConfigError
+from mixlab.models.config import Preprocessing
 
 if TYPE_CHECKING:
     from mixlab.training.recipe import Augmentation

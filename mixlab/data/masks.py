@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data.dense import IGNORE, MaskData, Masked
 from mixlab.data.folder import images_below, split_folders
 from mixlab.data.images import decode, reason, upright
 from mixlab.data.kinds import LISTED, Array
-from mixlab.errors import DataError, UnreadableImage
 
 EXPECTED = "Expected ROOT/images/train|val|test/X.jpg, ROOT/masks/train|val|test/X.png and ROOT/classes.txt."
 INDEXED = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")  # modes whose pixels are numbers, not colours

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mixlab.config import Preprocessing
+from mixlab.core.errors import require
 from mixlab.data.dense import Annotated, Objects
 from mixlab.data.transforms import RESAMPLING, ToMode, mode_for, tensor_steps
-from mixlab.errors import require
+from mixlab.models.config import Preprocessing
 
 Rectangle = tuple[float, float, float, float]  # left, top, right, bottom
 Target = dict[str, Tensor]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Literal, Protocol
 from urllib.parse import parse_qsl
 
+from mixlab.core.errors import DataError, near_misses
 from mixlab.data import arrow, cifar, digits, folder, lists, published, shards, vtab
 from mixlab.data.base import ImageData
 from mixlab.data.kinds import LISTED
 from mixlab.data.shards import ShardStream
-from mixlab.errors import DataError, near_misses
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")

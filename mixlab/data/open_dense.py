@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mixlab.core.errors import DataError, near_misses
 from mixlab.data import coco, masks, scenes
 from mixlab.data.dense import MaskData, ObjectData
 from mixlab.data.open import SPLITS, Spec
-from mixlab.errors import DataError, near_misses
 
 DenseTask = Literal["segmentation", "detection"]
 SCENES = "digit-scenes"

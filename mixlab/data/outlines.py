@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mixlab.core.errors import DataError
 from mixlab.data.kinds import Array
-from mixlab.errors import DataError
 
 CORNERS = 3  # that a polygon has at least
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mixlab.core.errors import DataError
 from mixlab.data.kinds import Array, ArrayData, FileData, needed
-from mixlab.errors import DataError
 
 FASHION = ("t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 IDX_NAMES: dict[str, tuple[str, ...]] = {"mnist": tuple(str(digit) for digit in range(10)), "fashion_mnist": FASHION}

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from mixlab.core.errors import DataError
 from mixlab.data.dense import Annotated, MaskData, Masked, ObjectData, Objects
 from mixlab.data.digits import open_digits
 from mixlab.data.kinds import Array
 from mixlab.data.seeding import seed_of
-from mixlab.errors import DataError
 
 SCENES = {"train": 2000, "val": 200, "test": 400}
 SIDE = 96  # pixels

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from mixlab.core.errors import DataError
 from mixlab.data.arrow import split_files
 from mixlab.data.folder import EXTENSIONS
 from mixlab.data.kinds import LISTED
 from mixlab.data.seeding import seed_of
-from mixlab.errors import DataError
 
 SUFFIXES = (".tar", ".tgz", ".tar.gz")
 CLASS_FILE = "classes.txt"  # beside the shards: a name per line, in the order of the numbers in `.cls`

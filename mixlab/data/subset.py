@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from mixlab.core.errors import DataError
 from mixlab.data.base import ImageData
-from mixlab.errors import DataError
 
 
 class Subset(ImageData):

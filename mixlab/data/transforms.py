@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from mixlab.config import Preprocessing
-from mixlab.errors import ConfigError, DataError
+from mixlab.core.errors import ConfigError, DataError
+from mixlab.models.config import Preprocessing
 
 if TYPE_CHECKING:
     from mixlab.training.recipe import Augmentation

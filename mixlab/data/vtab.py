@@ -6,8 +6,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
+from mixlab.core.errors import DataError
 from mixlab.data.kinds import FileData
-from mixlab.errors import DataError
 
 SPLIT_FILES = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt", "trainval": "train800val200.txt"}
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from mixlab.backbone import Backbone
+from mixlab.core.errors import ConfigError
 from mixlab.dense.timm_maps import is_timm, timm_maps
-from mixlab.ensemble import Ensemble
-from mixlab.errors import ConfigError
-from mixlab.released import fetch, find_release, is_released
-from mixlab.weights import load_weights
-from mixlab.zoo import create_model
+from mixlab.models.backbone import Backbone
+from mixlab.models.ensemble import Ensemble
+from mixlab.models.released import fetch, find_release, is_released
+from mixlab.models.weights import load_weights
+from mixlab.models.zoo import create_model
 
 
 def backbone_for(

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import nn
 
-from mixlab.backbone import Backbone
+from mixlab.models.backbone import Backbone
 
 HEAD = "head"
 

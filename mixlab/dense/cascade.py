@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from torch import nn
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
 
-from mixlab.backbone import Backbone
 from mixlab.dense.detector import DetectorConfig
 from mixlab.dense.mask_rcnn import RegionDetector
 from mixlab.dense.regions import BOX_SIZE, Stage, overlap_loss
+from mixlab.models.backbone import Backbone
 
 CONVOLUTIONS = 4  # of a box head, in front of its linear layer
 BOX_WEIGHT = 10.0

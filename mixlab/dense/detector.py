@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, Self
 
-from mixlab.backbone import Backbone
-from mixlab.choices import make, plain
+from mixlab.core.choices import make, plain
+from mixlab.core.errors import require
 from mixlab.dense.backbones import backbone_for
 from mixlab.dense.base import DenseModel
-from mixlab.errors import require
-from mixlab.zoo import detection_options
+from mixlab.models.backbone import Backbone
+from mixlab.models.zoo import detection_options
 
 Kind = Literal["mask_rcnn", "cascade_mask_rcnn", "deformable_detr"]
 LEVELS = 5  # maps that have anchors: strides 4 to 64

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from mixlab.backbone import Backbone
-from mixlab.build import build
-from mixlab.config import ModelConfig
+from mixlab.core.errors import WeightsError
 from mixlab.dense.base import DenseModel
 from mixlab.dense.timm_maps import TimmMaps, is_timm
-from mixlab.errors import WeightsError
-from mixlab.fitting import differences
-from mixlab.weights import read
+from mixlab.models.backbone import Backbone
+from mixlab.models.build import build
+from mixlab.models.config import ModelConfig
+from mixlab.models.fitting import differences
+from mixlab.models.weights import read
 
 
 def load_dense(path: str | PathLike[str]) -> DenseModel:

@@ -11,12 +11,12 @@ from transformers import AutoBackbone, AutoConfig, PreTrainedConfig, PreTrainedM
 from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
 from transformers.modeling_outputs import BackboneOutput
 
-from mixlab.backbone import Backbone
-from mixlab.build import build
-from mixlab.config import ModelConfig
-from mixlab.errors import ConfigError
-from mixlab.pyramid import STRIDES, PyramidAdapter
-from mixlab.zoo import model_config
+from mixlab.core.errors import ConfigError
+from mixlab.models.backbone import Backbone
+from mixlab.models.build import build
+from mixlab.models.config import ModelConfig
+from mixlab.models.pyramid import STRIDES, PyramidAdapter
+from mixlab.models.zoo import model_config
 
 Levels = Literal["native", "adapted", "learned"]
 

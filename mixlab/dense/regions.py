@@ -17,7 +17,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import batched_nms, clip_boxes_to_image, generalized_box_iou_loss, remove_small_boxes, roi_align
 
 from mixlab.dense.detector import DetectorConfig
-from mixlab.pyramid import STRIDES
+from mixlab.models.pyramid import STRIDES
 
 RATIOS = (0.5, 1.0, 2.0)  # of an anchor's height to its width
 FINEST = 56  # pixels: up to twice this side a region is pooled from the finest map (FPN, Eq. 1)

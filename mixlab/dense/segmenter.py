@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixlab.backbone import Backbone
-from mixlab.choices import make, plain
+from mixlab.core.choices import make, plain
+from mixlab.core.errors import DataError, require
 from mixlab.data.dense import IGNORE
 from mixlab.dense.backbones import backbone_for
 from mixlab.dense.base import DenseModel, prepare
 from mixlab.dense.upernet import Classifier, ConvNorm, LinearDecoder, MapNorms, UperNet, enlarge
-from mixlab.errors import DataError, require
-from mixlab.pyramid import PyramidAdapter
+from mixlab.models.backbone import Backbone
+from mixlab.models.pyramid import PyramidAdapter
 
 LOSS, AUXILIARY_LOSS = "loss", "auxiliary_loss"
 

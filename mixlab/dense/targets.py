@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mixlab.core.errors import DataError, ImageError
 from mixlab.dense.detector import DetectorConfig
-from mixlab.errors import DataError, ImageError
-from mixlab.pyramid import STRIDES
+from mixlab.models.pyramid import STRIDES
 
 
 def as_batch(images: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[tuple[int, int]]]:

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixlab.backbone import Backbone, Block
-from mixlab.config import ModelConfig, Preprocessing
-from mixlab.coscale import CoscaleBlock
-from mixlab.errors import ConfigError, WeightsError, near_misses
-from mixlab.mixers import Mixer
+from mixlab.core.errors import ConfigError, WeightsError, near_misses
+from mixlab.models.backbone import Backbone, Block
+from mixlab.models.config import ModelConfig, Preprocessing
+from mixlab.models.coscale import CoscaleBlock
+from mixlab.models.mixers import Mixer
 
 TIMM = "timm:"
 PRETRAINED = "pretrained"

@@ -16,8 +16,8 @@ _supplied: torch.library.Library | None = None  # lives as long as the process
 def supply_operators() -> bool:
     """Let `nms` and `roi_align` of torchvision run on ours if its own are missing; True if that was done now.
 
-    `mixlab.guards.mend_torchvision` has described `nms` to PyTorch, so it becomes a real operator. `roi_align` already
-    has a fallback in Python, which is far too slow: that is what is replaced.
+    `mixlab.core.guards.mend_torchvision` has described `nms` to PyTorch, so it becomes a real operator. `roi_align`
+    already has a fallback in Python, which is far too slow: that is what is replaced.
     """
     global _supplied
     from torchvision import extension

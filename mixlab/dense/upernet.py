@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixlab.modules import Modules
+from mixlab.models.modules import Modules
 
 POOLED = (1, 2, 3, 6)  # cells per side that the coarsest map is averaged to
 CLASSIFIER_STD = 0.01

@@ -1,5 +1,5 @@
 """From a trained model to something that runs elsewhere."""
 
-from mixlab.deploy.compile import compile_blocks
+from mixlab.engine.compile import compile_blocks
 
 __all__ = ["compile_blocks"]

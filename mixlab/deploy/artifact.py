@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixlab.core.errors import ExportError
 from mixlab.deploy.graph import Program, first_lines, quietly
 from mixlab.deploy.onnx import METADATA_KEY, Run
-from mixlab.errors import ExportError
 
 ABOUT = "mixlab.json"
 COMPILED = "aotinductor"  # a folder in the archive of a compiled graph

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixlab.backbone import Backbone
+from mixlab.core.errors import ConfigError, DataError, ExportError
 from mixlab.data.loader import Loader
 from mixlab.data.open import open_data
 from mixlab.deploy.onnx import Run
 from mixlab.deploy.specimen import Specimen
-from mixlab.errors import ConfigError, DataError, ExportError
-from mixlab.evals.accuracy import check_classes
-from mixlab.tasks.classification import accuracy
+from mixlab.evals.quality.accuracy import check_classes
+from mixlab.models.backbone import Backbone
+from mixlab.training.tasks.classification import accuracy
 
 CHECKED = (1, 3)  # batches that an export with a dynamic batch is run with; it is traced with another
 EVAL_BATCH = 32

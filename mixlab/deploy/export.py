@@ -11,13 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from mixlab.core.errors import ConfigError, ExportError, near_misses
 from mixlab.deploy.checking import Accuracy, compare, images_for
 from mixlab.deploy.graph import TRACED, trace
 from mixlab.deploy.onnx import Run
-from mixlab.deploy.quantise import quantise_onnx
+from mixlab.deploy.quantize import quantise_onnx
 from mixlab.deploy.specimen import Size, Source, Specimen, open_specimen
 from mixlab.deploy.targets import AnyPath, Target, target_of, target_of_file
-from mixlab.errors import ConfigError, ExportError, near_misses
 
 BOUND = 1e-4  # of the largest score, by which no score may differ
 FLOOR = 1e-2  # scores below it are measured against it

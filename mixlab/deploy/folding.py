@@ -5,11 +5,11 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from mixlab.coscale import CoscaleBlock
-from mixlab.fused import Plans
-from mixlab.layers import Mlp, PackedLinear, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
-from mixlab.mixers import Mixer
-from mixlab.native.steps import Keeper
+from mixlab.engine.fused import Plans
+from mixlab.engine.kernels.steps import Keeper
+from mixlab.models.coscale import CoscaleBlock
+from mixlab.models.layers import Mlp, PackedLinear, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
+from mixlab.models.mixers import Mixer
 from mixlab.ops.linear import has_onednn, is_plain_float
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from mixlab.core.errors import ExportError
+from mixlab.core.grid import Grid
 from mixlab.deploy.recurrence import traced_by_shape
-from mixlab.errors import ExportError
-from mixlab.grid import Grid
 
 Program = torch.export.ExportedProgram
 TRACED = 2  # images of a batch whose size stays open: 1 would be taken for a constant

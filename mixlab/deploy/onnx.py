@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixlab.core.errors import ExportError
 from mixlab.deploy.graph import Program, first_lines, quietly
 from mixlab.deploy.recurrence import traced_by_shape
-from mixlab.errors import ExportError
 
 OPSET = 20
 INPUT, OUTPUT = "images", "scores"

@@ -13,9 +13,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixlab.backbone import Backbone
+from mixlab.core.errors import ConfigError, MixlabError
 from mixlab.dense.base import DenseModel
-from mixlab.errors import ConfigError, MixlabError
+from mixlab.models.backbone import Backbone
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -46,10 +46,10 @@ def create_app(
     web page elsewhere could otherwise read from it through the visitor's browser.
     """
     need_extra()
+    from mixlab.core.processes import choose_device
     from mixlab.deploy.serving.app import build_app
     from mixlab.deploy.serving.limits import Limits
     from mixlab.deploy.serving.service import Service
-    from mixlab.training.processes import choose_device
 
     check_token(token)
     allowed = Limits(**limits)
@@ -153,7 +153,7 @@ def need_extra() -> None:
 
 def load(path: str | PathLike[str]) -> Backbone | DenseModel:
     from mixlab.dense.files import load_dense, task_of
-    from mixlab.zoo import create_model
+    from mixlab.models.zoo import create_model
 
     return create_model(weights=path) if task_of(path) == "classification" else load_dense(Path(path))
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from mixlab.backbone import Backbone
-from mixlab.config import MIN_SIDE, Preprocessing, parse_image_size
+from mixlab.core.errors import ConfigError, ExportError, WeightsError
+from mixlab.core.version import VERSION
 from mixlab.data.transforms import Transform, eval_transform
 from mixlab.dense.base import DenseModel
-from mixlab.errors import ConfigError, ExportError, WeightsError
 from mixlab.evals.subjects import open_subject
-from mixlab.mixers import Mixer
-from mixlab.version import VERSION
-from mixlab.zoo import list_models
+from mixlab.models.backbone import Backbone
+from mixlab.models.config import MIN_SIDE, Preprocessing, parse_image_size
+from mixlab.models.mixers import Mixer
+from mixlab.models.zoo import list_models
 
 Source = str | PathLike[str] | Backbone | DenseModel
 Size = int | Sequence[int]

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from mixlab.core.errors import CompileError, ConfigError, MixlabError, near_misses
 from mixlab.deploy.artifact import (
     about_compiled,
     about_program,
@@ -17,10 +18,9 @@ from mixlab.deploy.artifact import (
     write_compiled,
     write_program,
 )
-from mixlab.deploy.compile import has_compiler
 from mixlab.deploy.graph import Program
 from mixlab.deploy.onnx import Run, about_onnx, run_onnx, write_onnx
-from mixlab.errors import CompileError, ConfigError, MixlabError, near_misses
+from mixlab.engine.compile import has_compiler
 
 AnyPath = str | PathLike[str]
 

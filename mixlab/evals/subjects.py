@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixlab.backbone import Backbone
-from mixlab.config import Preprocessing, parse_image_size
+from mixlab.core.errors import ConfigError, ImageError, WeightsError, near_misses
 from mixlab.data.transforms import Transform, eval_transform
-from mixlab.errors import ConfigError, ImageError, WeightsError, near_misses
 from mixlab.evals.timm_places import check_module, maps_at, place_names
-from mixlab.zoo import create_model, list_models
+from mixlab.models.backbone import Backbone
+from mixlab.models.config import Preprocessing, parse_image_size
+from mixlab.models.zoo import create_model, list_models
 
 TIMM = "timm:"
 PRETRAINED = "pretrained"
@@ -136,7 +136,7 @@ def of_backbone(name: str, model: Backbone, image_size: int | tuple[int, int] | 
 
 def backbone_of(source: "Subject | nn.Module", what: str) -> Backbone:
     """The single Mixlab model of a subject: only these can show some things, such as "kernels"."""
-    from mixlab.ensemble import Ensemble
+    from mixlab.models.ensemble import Ensemble
 
     name, model = (source.name, source.model) if isinstance(source, Subject) else (type(source).__name__, source)
     if not isinstance(model, Backbone):

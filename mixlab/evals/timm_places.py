@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mixlab.errors import ConfigError, near_misses
+from mixlab.core.errors import ConfigError, near_misses
 
 # names of modules that hold no blocks, whatever lists they are made of
 OUTSIDE = ("stem", "patch_embed", "downsample", "head", "pool", "final_conv", "norm", "fc", "classifier")

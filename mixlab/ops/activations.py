@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.errors import ConfigError
-from mixlab.guards import is_many, is_transformed
-from mixlab.native.linear import run_linear, run_star
+from mixlab.core.errors import ConfigError
+from mixlab.core.guards import is_many, is_transformed
+from mixlab.engine.kernels.linear import run_linear, run_star
 from mixlab.ops.linear import is_fast, is_own_product, is_plain_float, layer_gradients, linear, needs_gradient, product
 from mixlab.ops.written import written_gradients
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.grid import Grid
-from mixlab.native import has_wide_vectors, may_run
-from mixlab.native.attention import attention_gradient, fits, run_attention
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import has_wide_vectors, may_run
+from mixlab.engine.kernels.attention import attention_gradient, fits, run_attention
 from mixlab.ops.written import is_as_written, may_train, written_gradients
 
 

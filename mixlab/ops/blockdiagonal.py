@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixlab.native.heads import blocks_gradient, from_heads, to_heads
-from mixlab.native.mlstm import BLOCK, WIDTH
+from mixlab.engine.kernels.heads import blocks_gradient, from_heads, to_heads
+from mixlab.engine.kernels.mlstm import BLOCK, WIDTH
 from mixlab.ops.written import is_as_written, may_train, written_gradients
 
 GROUP = 32  # channels of neighbouring blocks that go through one dense product

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.grid import Grid
-from mixlab.native import has_wide_vectors, may_run
-from mixlab.native.depthwise import convolve_channels, taps_gradient
-from mixlab.native.factor import factor_and_contexts, factor_gradient
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import has_wide_vectors, may_run
+from mixlab.engine.kernels.depthwise import convolve_channels, taps_gradient
+from mixlab.engine.kernels.factor import factor_and_contexts, factor_gradient
 from mixlab.ops.depthwise import convolved
 from mixlab.ops.written import is_as_written, may_train, written_gradients
 

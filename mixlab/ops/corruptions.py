@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mixlab.errors import MixlabError
+from mixlab.core.errors import MixlabError
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

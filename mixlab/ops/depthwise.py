@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.guards import is_transformed, without_autocast
-from mixlab.native import has_wide_vectors, may_run
-from mixlab.native.depthwise import convolve_channels, fits, taps_gradient
+from mixlab.core.guards import is_transformed, without_autocast
+from mixlab.engine.kernels import has_wide_vectors, may_run
+from mixlab.engine.kernels.depthwise import convolve_channels, fits, taps_gradient
 
 WIDTHS = (5, 7)  # columns of a kernel that our own convolution is for
 STRIP = 3  # columns of a kernel whose gradient is fast

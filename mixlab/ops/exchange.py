@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.grid import Grid
-from mixlab.guards import is_transformed
-from mixlab.native import may_run
-from mixlab.native.resample import resample_tokens
+from mixlab.core.grid import Grid
+from mixlab.core.guards import is_transformed
+from mixlab.engine.kernels import may_run
+from mixlab.engine.kernels.resample import resample_tokens
 from mixlab.ops.written import anywhere, is_as_written, may_train, written_gradients
 
 

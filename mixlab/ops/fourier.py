@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mixlab.guards import is_exported
+from mixlab.core.guards import is_exported
 
 CONSTANTS = 128  # matrices that are kept
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixlab.guards import is_many, is_transformed
-from mixlab.native import has_wide_vectors, is_plain
-from mixlab.native import linear as native
-from mixlab.native.linear import AS_IT_IS, Then
+from mixlab.core.guards import is_many, is_transformed
+from mixlab.engine.kernels import has_wide_vectors, is_plain
+from mixlab.engine.kernels import linear as native
+from mixlab.engine.kernels.linear import AS_IT_IS, Then
 
 After = Literal["none", "gelu", "squared_relu", "relu", "silu"]
 LEAST = 16  # outputs of a layer from which training it takes the fast way

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.errors import require
-from mixlab.guards import is_constant, may_overwrite, without_autocast
-from mixlab.native import may_run
-from mixlab.native.longconv import Kernel, convolve_maps, make_spectrum, spectrum_size
+from mixlab.core.errors import require
+from mixlab.core.guards import is_constant, may_overwrite, without_autocast
+from mixlab.engine.kernels import may_run
+from mixlab.engine.kernels.longconv import Kernel, convolve_maps, make_spectrum, spectrum_size
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.fourier import constant, forward, forward_half, inverse, inverse_half
 

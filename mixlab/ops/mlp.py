@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.guards import is_many
-from mixlab.native import linear as native
-from mixlab.native.linear import run_linear, run_mlp
+from mixlab.core.guards import is_many
+from mixlab.engine.kernels import linear as native
+from mixlab.engine.kernels.linear import run_linear, run_mlp
 from mixlab.ops.linear import Pair, is_fast, is_own_product, layer_gradients, linear_reference, product
 from mixlab.ops.written import written_gradients
 

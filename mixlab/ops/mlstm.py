@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.guards import is_exported, is_transformed, without_autocast
+from mixlab.core.guards import is_exported, is_transformed, without_autocast
 
 EPS = 1e-6
 CHUNK = 64  # steps that are computed in parallel; the paper's count of operations assumes it (B.2)

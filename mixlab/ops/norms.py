@@ -3,9 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.native import may_run
-from mixlab.native.norm import Norm
-from mixlab.native.pool import run_whole_norm
+from mixlab.engine.kernels import may_run
+from mixlab.engine.kernels.norm import Norm
+from mixlab.engine.kernels.pool import run_whole_norm
 
 
 def global_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

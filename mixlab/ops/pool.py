@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.grid import Grid
-from mixlab.native import may_run
-from mixlab.native.pool import run_pool
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import may_run
+from mixlab.engine.kernels.pool import run_pool
 from mixlab.ops.written import anywhere, is_as_written, may_train, written_gradients
 
 

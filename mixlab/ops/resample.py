@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.grid import Grid
+from mixlab.core.grid import Grid
 
 
 def resample_map(values: Tensor, target: Grid) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixlab.guards import is_many, is_transformed
-from mixlab.native import is_plain, kernels
+from mixlab.core.guards import is_many, is_transformed
+from mixlab.engine.kernels import is_plain, kernels
 from mixlab.ops.linear import needs_gradient
 
 

@@ -1,10 +1,6 @@
 """Comparisons of models: the numbers, what they recommend, the tables made from them, and pages of any results."""
 
-from mixlab.report.frontier import Recommendation, frontier, recommend
-from mixlab.report.page import render_page, write_page
-from mixlab.report.report import Report, collect
-from mixlab.report.report_page import render_report, write_report
-from mixlab.report.results import (
+from mixlab.findings.results import (
     Budget,
     Comparison,
     ModelResult,
@@ -13,6 +9,10 @@ from mixlab.report.results import (
     read_comparison,
     write_comparison,
 )
+from mixlab.report.frontier import Recommendation, frontier, recommend
+from mixlab.report.page import render_page, write_page
+from mixlab.report.report import Report, collect
+from mixlab.report.report_page import render_report, write_report
 from mixlab.report.table import comparison_rows, csv_text, markdown_text, write_csv, write_markdown
 
 __all__ = [

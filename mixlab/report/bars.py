@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mixlab.errors import ConfigError
-from mixlab.report.findings import Finding
+from mixlab.core.errors import ConfigError
+from mixlab.findings.findings import Finding
 
 SAME = ("data", "split", "images", "image_size", "crop", "seed", "severities", "severity_set", "prepared")
 Values = dict[str, float]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mixlab.findings.results import Comparison, ModelResult, Point
+from mixlab.findings.svg import INK, SERIES, SHADE, inline_svg, need, style
 from mixlab.report.costs import COSTS, Cost, short
 from mixlab.report.frontier import frontier
-from mixlab.report.results import Comparison, ModelResult, Point
-from mixlab.report.svg import INK, SERIES, SHADE, inline_svg, need, style
 
 SIZE = (5.0, 3.7)  # inches at 72 px: about the width of a phone, so that the text keeps its size there
 MARKERS = "osD^vPX*<>"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mixlab.report.results import Budget, ModelResult
+from mixlab.findings.results import Budget, ModelResult
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 import mixlab
-from mixlab.evals.compute import TFLOPS, training_compute
-from mixlab.files import write_whole
+from mixlab.core.files import write_whole
+from mixlab.evals.cost.compute import TFLOPS, training_compute
+from mixlab.models.zoo import create_model
 from mixlab.training.fits import bytes_per_image
 from mixlab.training.recipe import load_recipe
-from mixlab.zoo import create_model
 
 FRAME = "convformer_s18"
 MIXERS = (

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mixlab.errors import ConfigError, near_misses
+from mixlab.core.errors import ConfigError, near_misses
+from mixlab.findings.results import Budget, Comparison, ModelResult
 from mixlab.report.costs import COSTS, Cost, short
-from mixlab.report.results import Budget, Comparison, ModelResult
 
 ALONE = "Only one model was compared, so there is nothing to choose between."
 CLEAR = 2.0  # a lead of this many standard errors is called clear; one of less than one is a tie

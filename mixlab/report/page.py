@@ -4,12 +4,12 @@ from importlib import resources
 from os import PathLike
 from typing import Any
 
-from mixlab.files import write_whole
+from mixlab.core.files import write_whole
+from mixlab.findings.results import Comparison
+from mixlab.findings.svg import need
 from mixlab.report.charts import cost_charts, curve_charts, legend
 from mixlab.report.frontier import recommend, show_budget
 from mixlab.report.page_table import comparison_table
-from mixlab.report.results import Comparison
-from mixlab.report.svg import need
 
 
 def write_page(comparison: Comparison, path: str | PathLike[str]) -> None:

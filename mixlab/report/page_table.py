@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mixlab.report.findings import Cell as Value
-from mixlab.report.findings import Finding, show_cell
-from mixlab.report.results import Comparison
+from mixlab.findings.findings import Cell as Value
+from mixlab.findings.findings import Finding, show_cell
+from mixlab.findings.results import Comparison
 from mixlab.report.table import cells, columns_of
 
 WIDE = 10  # columns; a table with more is rid of those that say nothing

@@ -9,9 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixlab.errors import ConfigError, MixlabError
-from mixlab.report.findings import Finding, Picture, read_finding
-from mixlab.report.results import Comparison, read_comparison
+from mixlab.core.errors import ConfigError, MixlabError
+from mixlab.findings.findings import Finding, Picture, read_finding
+from mixlab.findings.results import Comparison, read_comparison
 
 if TYPE_CHECKING:
     from mixlab.training.run import RunConfig
@@ -199,10 +199,10 @@ def mapping(row: Any, file: Path) -> dict[str, Any]:
 
 def costs(weights: Path, run: "RunConfig", images: int | None) -> dict[str, float | None]:
     """Parameters and MACs of trained weights at their own image size, and the arithmetic of their training."""
-    from mixlab.evals.macs import macs_by_part
-    from mixlab.evals.run_compute import flops_of_run
-    from mixlab.evals.summary import count, shadow
-    from mixlab.weights import read_about
+    from mixlab.evals.cost.run_compute import flops_of_run
+    from mixlab.evals.cost.summary import count, shadow
+    from mixlab.metrics.macs import macs_by_part
+    from mixlab.models.weights import read_about
 
     params = macs = 0
     configs = read_about(weights).configs

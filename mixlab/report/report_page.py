@@ -7,10 +7,10 @@ from os import PathLike
 from pathlib import PurePath
 from typing import Any
 
-from mixlab.files import write_whole
+from mixlab.core.files import write_whole
+from mixlab.findings.findings import Finding, show_cell
 from mixlab.report.bars import bars_of
 from mixlab.report.charts import curve_charts
-from mixlab.report.findings import Finding, show_cell
 from mixlab.report.frontier import recommend
 from mixlab.report.page import facts, fill, raw, raw_legend
 from mixlab.report.page_table import PageRow, PageTable, comparison_table, finding_table, page_cell

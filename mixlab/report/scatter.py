@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mixlab.findings.results import ModelResult
 from mixlab.report.costs import show_count, show_mb, show_ms, three_digits
 from mixlab.report.report import Report, TrainedRun
-from mixlab.report.results import ModelResult
 from mixlab.report.runs import labels, score_of, scores_of
 from mixlab.report.table import show_seeds
 

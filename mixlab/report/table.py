@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 
-from mixlab.files import write_whole
+from mixlab.core.files import write_whole
+from mixlab.findings.results import Comparison, ModelResult, mean, spread
 from mixlab.report.costs import show_count, show_mb, show_ms, show_time, three_digits
-from mixlab.report.results import Comparison, ModelResult, mean, spread
 
 MISSING = "-"
 

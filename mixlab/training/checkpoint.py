@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mixlab.errors import TrainingError
+from mixlab.core.errors import TrainingError
 
 LAST, PREVIOUS = STATES = ("last.ckpt", "previous.ckpt")
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from mixlab.config import parse_image_size
+from mixlab.core.errors import ConfigError, DataError
 from mixlab.data.loader import IndexedData, Loader
 from mixlab.data.mask_transforms import refuse, train_mask_transform
 from mixlab.data.object_transforms import RandomCrop, eval_object_transform, train_object_transform
@@ -14,15 +14,15 @@ from mixlab.dense.detector import DetectorConfig, create_detector
 from mixlab.dense.files import load_dense, task_of
 from mixlab.dense.segmenter import Segmenter, create_segmenter
 from mixlab.dense.timm_maps import PRETRAINED
-from mixlab.errors import ConfigError, DataError
-from mixlab.evals.detection import coco
-from mixlab.released import is_released
-from mixlab.tasks.detection import Detection, precision
-from mixlab.tasks.segmentation import Segmentation, scores
+from mixlab.metrics.detection import coco
+from mixlab.models.config import parse_image_size
+from mixlab.models.released import is_released
 from mixlab.training.loop import Metrics, Task, Trainer
 from mixlab.training.recipe import Detection as DetectionSizes
 from mixlab.training.recipe import Segmentation as SegmentationWords
 from mixlab.training.run import Preparation
+from mixlab.training.tasks.detection import Detection, precision
+from mixlab.training.tasks.segmentation import Segmentation, scores
 
 
 class DensePreparation(Preparation):

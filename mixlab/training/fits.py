@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mixlab.backbone import Backbone
+from mixlab.core.errors import ConfigError
+from mixlab.core.processes import Processes
 from mixlab.dense.base import DenseModel, Model
-from mixlab.errors import ConfigError
-from mixlab.training.processes import Processes
+from mixlab.models.backbone import Backbone
 
 SHARE = 0.5  # of the free memory for what the backward pass keeps; the rest is for temporaries, data and others
 MOST = 256  # images at once; more do not make a step more efficient
@@ -33,7 +33,7 @@ def bytes_per_image(model: Model, image_size: tuple[int, int]) -> int:
 
     Of a model on a backbone, only the backbone's maps are; what is built on them keeps about as much again.
     """
-    from mixlab.evals.macs import on_meta
+    from mixlab.metrics.macs import on_meta
 
     if isinstance(model, DenseModel):
         return 2 * bytes_per_image(model.backbone, image_size)

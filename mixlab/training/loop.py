@@ -14,13 +14,13 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from mixlab.core.errors import MixlabError, TrainingError
+from mixlab.core.processes import Processes
 from mixlab.data.loader import Batch, Loader
 from mixlab.data.seeding import seed_of
 from mixlab.dense.base import Model
-from mixlab.errors import MixlabError, TrainingError
 from mixlab.training.checkpoint import load_state, save_state
-from mixlab.training.optimise import LearningRate, build_optimiser, clip, total_updates
-from mixlab.training.processes import Processes
+from mixlab.training.optimizer import LearningRate, build_optimiser, clip, total_updates
 from mixlab.training.recipe import Recipe
 from mixlab.training.sharding import Wrapped, gather, restore, whole, wrap
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mixlab.choices import plain
-from mixlab.config import ModelConfig, parse_image_size
+from mixlab.core.choices import plain
+from mixlab.models.config import ModelConfig, parse_image_size
+from mixlab.models.zoo import ensemble_row, model_config
 from mixlab.training.recipe import Recipe
-from mixlab.zoo import ensemble_row, model_config
 
 
 def model_options(

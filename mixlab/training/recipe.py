@@ -12,9 +12,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from mixlab.choices import make, plain
+from mixlab.core.choices import make, plain
+from mixlab.core.errors import ConfigError, near_misses, require
 from mixlab.dense.detector import DeformableOptions, DetectorConfig
-from mixlab.errors import ConfigError, near_misses, require
 
 
 def check_train_splits(names: Sequence[str]) -> None:

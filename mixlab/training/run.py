@@ -13,9 +13,13 @@ from typing import Any, Literal
 
 import torch
 
-from mixlab.backbone import Backbone
-from mixlab.choices import make
-from mixlab.class_map import read_class_map
+from mixlab.core.choices import make
+from mixlab.core.errors import ConfigError, DataError, TrainingError, require
+from mixlab.core.files import write_whole
+from mixlab.core.guards import check_cpu_dtype, return_freed_memory
+from mixlab.core.processes import Processes, processes
+from mixlab.core.tf32 import check_tf32, tf32_set
+from mixlab.core.version import VERSION
 from mixlab.data.base import ImageData
 from mixlab.data.loader import Loader, explain_dead_workers
 from mixlab.data.open import Split, open_data, require_same_classes, splits
@@ -25,22 +29,18 @@ from mixlab.data.transforms import BatchMix, eval_transform, train_transform
 from mixlab.dense.base import DenseModel, Model
 from mixlab.dense.files import load_dense, task_of
 from mixlab.deploy import compile_blocks
-from mixlab.errors import ConfigError, DataError, TrainingError, require
-from mixlab.files import write_whole
-from mixlab.guards import check_cpu_dtype, return_freed_memory
-from mixlab.tasks.classification import Classification, accuracy
-from mixlab.tf32 import check_tf32, tf32_set
+from mixlab.models.backbone import Backbone
+from mixlab.models.class_map import read_class_map
+from mixlab.models.weights import save_weights
+from mixlab.models.zoo import create_model
 from mixlab.training.checkpoint import STATES, has_state
 from mixlab.training.fits import micro_batch
 from mixlab.training.loop import DTYPES, Callback, Metrics, Task, Trainer
 from mixlab.training.model_options import model_options, training_size
-from mixlab.training.optimise import freeze
-from mixlab.training.processes import Processes, processes
+from mixlab.training.optimizer import freeze
 from mixlab.training.recipe import check_train_splits, load_recipe, parse_recipe
+from mixlab.training.tasks.classification import Classification, accuracy
 from mixlab.training.watch import Files, ProgressBar, TensorBoard
-from mixlab.version import VERSION
-from mixlab.weights import save_weights
-from mixlab.zoo import create_model
 
 CONFIG = "config.json"
 BEST, FINAL, RESULT = "best.safetensors", "final.safetensors", "result.json"

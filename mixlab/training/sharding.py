@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mixlab.build import build
+from mixlab.core.errors import TrainingError
+from mixlab.core.processes import Processes
 from mixlab.dense.base import DenseModel, Model
-from mixlab.ensemble import Ensemble
-from mixlab.errors import TrainingError
-from mixlab.training.processes import Processes
+from mixlab.models.build import build
+from mixlab.models.ensemble import Ensemble
 
 KINDS = ("ddp", "fsdp")
 

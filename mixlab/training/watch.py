@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mixlab.files import write_whole
+from mixlab.core.files import write_whole
+from mixlab.models.weights import save_weights
 from mixlab.training.loop import Callback, Metrics, Trainer
-from mixlab.weights import save_weights
 
 
 class ProgressBar(Callback):

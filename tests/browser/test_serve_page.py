@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 
 import mixlab
-from mixlab.backbone import Backbone
 from mixlab.dense.detector import create_detector
 from mixlab.dense.segmenter import create_segmenter
-from mixlab.evals.accuracy import predict
+from mixlab.evals.quality.accuracy import predict
+from mixlab.models.backbone import Backbone
 from tests.browser.driver import Browser, Page
 
 pytest.importorskip("fastapi")

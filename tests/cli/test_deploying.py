@@ -6,8 +6,8 @@ import torch
 
 import mixlab
 from mixlab.cli.deploying import export, export_parser
+from mixlab.core.errors import ConfigError
 from mixlab.deploy.export import open_export
-from mixlab.errors import ConfigError
 
 pytest.importorskip("onnxruntime")
 

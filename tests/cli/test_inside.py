@@ -8,8 +8,8 @@ from sklearn.datasets import load_sample_images  # type: ignore[import-untyped]
 
 import mixlab
 from mixlab.cli import inside
-from mixlab.errors import ConfigError, DataError
-from mixlab.report.findings import read_finding
+from mixlab.core.errors import ConfigError, DataError
+from mixlab.findings.findings import read_finding
 
 
 def run(verb: str, *arguments: object) -> None:
@@ -83,7 +83,9 @@ def test_look_tells_how_well_the_gradients_add_up(photo: Path, tmp_path: Path) -
 
 
 def test_a_member_of_an_ensemble_can_be_asked(photo: Path, tmp_path: Path) -> None:
-    ensemble = mixlab.ensemble.Ensemble([mixlab.create_model(name) for name in ("convformer_pico", "caformer_pico")])
+    ensemble = mixlab.models.ensemble.Ensemble(
+        [mixlab.create_model(name) for name in ("convformer_pico", "caformer_pico")]
+    )
     mixlab.save_weights(ensemble, tmp_path / "e.safetensors")
     with pytest.raises(ConfigError, match=r"is an ensemble.*--member 0"):
         run("look", tmp_path / "e.safetensors", photo, "--out", tmp_path)

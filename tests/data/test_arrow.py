@@ -5,9 +5,9 @@ from typing import Any
 import datasets  # type: ignore[import-untyped]
 import pytest
 
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data import open_data, splits
 from mixlab.data.base import ImageData
-from mixlab.errors import DataError, UnreadableImage
 from tests.data.make import packed, picture
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from mixlab.core.errors import DataError
 from mixlab.data import check_data
-from mixlab.errors import DataError
 from tests.data.make import folder, picture, shards, write
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mixlab.core.errors import DataError
 from mixlab.data import open_data, splits
 from mixlab.data.base import ImageData
 from mixlab.data.cifar import CIFAR100
-from mixlab.errors import DataError
 from tests.data.make import cifar10_pickles, cifar_images, sheets
 
 

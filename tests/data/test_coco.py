@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data.coco import CocoObjects, coco_splits, is_coco, object_problems, open_coco
 from mixlab.data.outlines import mask_api
-from mixlab.errors import DataError, UnreadableImage
 from tests.data.make import picture, write
 
 WIDTH, HEIGHT = 20, 16

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixlab.core.errors import UnreadableImage
 from mixlab.data.images import decode
-from mixlab.errors import UnreadableImage
 from tests.data.make import packed, picture
 
 CORNER = {  # where the stored top left pixel belongs, by EXIF orientation

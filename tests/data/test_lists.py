@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from mixlab.core.errors import DataError
 from mixlab.data import open_data, splits
 from mixlab.data.base import ImageData
-from mixlab.errors import DataError
 from tests.data.make import picture, write
 
 

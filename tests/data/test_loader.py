@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mixlab.config import Preprocessing
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data import Batch, ImageData, Loader, ShardStream, eval_transform, open_data, train_transform
 from mixlab.data import loader as loader_module
 from mixlab.data.kinds import ArrayData
 from mixlab.data.loader import explain_dead_workers
-from mixlab.errors import DataError, UnreadableImage
+from mixlab.models.config import Preprocessing
 from mixlab.training.recipe import Augmentation
 from tests.data.make import Array, packed, picture, shard, shards
 

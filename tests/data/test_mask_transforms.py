@@ -6,12 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
-from mixlab.config import Preprocessing
+from mixlab.core.errors import ConfigError, DataError
 from mixlab.data.dense import IGNORE, Masked
 from mixlab.data.kinds import Array
 from mixlab.data.mask_transforms import eval_mask_transform, fitted, mixed_place, train_mask_transform
 from mixlab.data.seeding import seeded
-from mixlab.errors import ConfigError, DataError
+from mixlab.models.config import Preprocessing
 from mixlab.training.recipe import Augmentation, load_recipe
 
 GREY = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="nearest")

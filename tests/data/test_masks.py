@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixlab.core.errors import DataError, UnreadableImage
 from mixlab.data.masks import (
     CITYSCAPES,
     UnreadableMask,
@@ -15,7 +16,6 @@ from mixlab.data.masks import (
     open_mask_data,
     open_masks,
 )
-from mixlab.errors import DataError, UnreadableImage
 from tests.data.make import Array, picture, write
 
 SIZE = (12, 10)  # width, height

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mixlab.config import Preprocessing
+from mixlab.core.errors import ConfigError
 from mixlab.data.dense import Annotated, Objects
 from mixlab.data.object_transforms import (
     ObjectTransform,
@@ -23,7 +23,7 @@ from mixlab.data.object_transforms import (
 )
 from mixlab.data.scenes import open_scene_objects
 from mixlab.data.seeding import seeded
-from mixlab.errors import ConfigError
+from mixlab.models.config import Preprocessing
 
 PLAIN = Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), interpolation="nearest")
 CROP = RandomCrop(probability=1.0, shorter=(40, 50, 60), sides=(20, 44))

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from mixlab.core.errors import DataError
 from mixlab.data import open_data, require_same_classes, splits
-from mixlab.errors import DataError
 from tests.data.make import folder
 
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from mixlab.core.errors import DataError
 from mixlab.data.dense import MaskData, ObjectData
 from mixlab.data.open_dense import dense_splits, open_dense
-from mixlab.errors import DataError
 
 
 @pytest.mark.parametrize(("task", "kind"), [("segmentation", MaskData), ("detection", ObjectData)])

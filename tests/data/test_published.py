@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import scipy.io  # type: ignore[import-untyped]
 
+from mixlab.core.errors import DataError
 from mixlab.data import open_data, splits
 from mixlab.data.base import ImageData
 from mixlab.data.vtab import TASKS, open_vtab
-from mixlab.errors import DataError
 from tests.data.make import idx, picture, write
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from mixlab.core.errors import DataError
 from mixlab.data.digits import assignment, load
 from mixlab.data.scenes import make_scene, open_scene_masks, open_scene_objects, sources, without_hidden
-from mixlab.errors import DataError
 
 SOME = range(60)
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from mixlab.core.errors import DataError
 from mixlab.data import ShardStream, open_data, splits
 from mixlab.data.shards import Reader, Sample
-from mixlab.errors import DataError
 from tests.data.make import packed, picture, shard, shards
 
 

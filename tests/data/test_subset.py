@@ -2,9 +2,9 @@ from collections import Counter
 
 import pytest
 
+from mixlab.core.errors import DataError
 from mixlab.data import ImageData, Joined, Subset, hold_out, open_data
 from mixlab.data.subset import spread
-from mixlab.errors import DataError
 
 
 def digits(split: str) -> ImageData:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mixlab.config import Preprocessing
+from mixlab.core.errors import ConfigError, DataError
 from mixlab.data import BatchMix, eval_transform, train_transform
 from mixlab.data.seeding import seeded
-from mixlab.errors import ConfigError, DataError
+from mixlab.models.config import Preprocessing
 from mixlab.training.recipe import Augmentation
 from tests.data.make import picture
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import mixlab
+from mixlab.core.errors import ConfigError, DataError, ImageError
 from mixlab.dense.detector import DetectorConfig, Kind, build_detector, create_detector
 from mixlab.dense.mask_rcnn import RegionDetector
 from mixlab.dense.regions import Anchors, RegionPool, paste_masks
-from mixlab.errors import ConfigError, DataError, ImageError
 from mixlab.ops.boxes import overlaps
 
 PICO = mixlab.list_models("*_pico")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 import mixlab
-from mixlab.build import build
-from mixlab.config import ModelConfig
+from mixlab.core.errors import ConfigError, DataError
 from mixlab.dense.segmenter import Segmenter, SegmenterConfig, class_counts, create_segmenter, pixel_loss
 from mixlab.dense.upernet import UperNet, enlarge
-from mixlab.errors import ConfigError, DataError
-from mixlab.evals.macs import macs_by_part
-from mixlab.released import find_release
+from mixlab.metrics.macs import macs_by_part
+from mixlab.models.build import build
+from mixlab.models.config import ModelConfig
+from mixlab.models.released import find_release
 
 PICO = mixlab.list_models("*_pico")
 SMALL: dict[str, Any] = {"num_classes": 5, "width": 16, "auxiliary_width": 8}

@@ -8,11 +8,11 @@ import timm
 import torch
 
 import mixlab
+from mixlab.core.errors import ConfigError, WeightsError
 from mixlab.dense.files import load_dense
 from mixlab.dense.timm_maps import TimmMaps, timm_maps
-from mixlab.errors import ConfigError, WeightsError
-from mixlab.evals.whole_task import whole_task
-from mixlab.training.optimise import parameter_groups
+from mixlab.evals.cost.whole_task import whole_task
+from mixlab.training.optimizer import parameter_groups
 from mixlab.training.recipe import Optimiser
 
 SMALL: dict[str, Any] = {"width": 32, "auxiliary_width": 16, "image_size": 64}

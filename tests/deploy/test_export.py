@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 import mixlab
+from mixlab.core.errors import CompileError, ConfigError, DataError, ExportError, ImageError, MixlabError
+from mixlab.core.grid import Grid
 from mixlab.data.loader import Loader
 from mixlab.data.open import open_data
 from mixlab.deploy.artifact import is_compiled
 from mixlab.deploy.export import export, open_export, write_int8
 from mixlab.deploy.specimen import open_specimen
 from mixlab.deploy.targets import target_of
-from mixlab.errors import CompileError, ConfigError, DataError, ExportError, ImageError, MixlabError
-from mixlab.grid import Grid
-from mixlab.mixers import Mixer
-from mixlab.zoo import model_config
+from mixlab.models.mixers import Mixer
+from mixlab.models.zoo import model_config
 
 onnx: Any = pytest.importorskip("onnx")
 onnxruntime: Any = pytest.importorskip("onnxruntime")

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 import mixlab
+from mixlab.core.errors import ExportError
 from mixlab.deploy.graph import capture, check_real, fixed_copy, fold_constants, trace
-from mixlab.errors import ExportError
-from mixlab.fixed_filter import FixedConv
-from mixlab.mixers.hyena import LongConv
+from mixlab.models.fixed_filter import FixedConv
+from mixlab.models.mixers.hyena import LongConv
 from mixlab.ops.mlstm import running_max
 
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixlab
-from mixlab.backbone import Backbone
-from mixlab.errors import ConfigError, MixlabError
-from mixlab.evals.accuracy import predict
+from mixlab.core.errors import ConfigError, MixlabError
+from mixlab.evals.quality.accuracy import predict
+from mixlab.models.backbone import Backbone
 from tests.deploy.uploads import EPS, FORM, bomb, encoded, form, photo, png, truncated_jpeg
 
 pytest.importorskip("fastapi")
@@ -142,7 +142,7 @@ def test_the_activation_map_covers_what_the_model_sees(client: TestClient) -> No
 
 
 def test_an_ensemble_answers_like_predict_and_shows_a_map(tmp_path: Path) -> None:
-    from mixlab.ensemble import Ensemble
+    from mixlab.models.ensemble import Ensemble
 
     both = Ensemble([small_model(), small_model()]).eval()
     (tmp_path / "image.png").write_bytes(png(5))

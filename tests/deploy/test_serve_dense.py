@@ -14,8 +14,8 @@ import mixlab
 from mixlab.data.object_transforms import restored
 from mixlab.dense.detector import create_detector
 from mixlab.dense.segmenter import Segmenter, create_segmenter
-from mixlab.evals.dense import detect, seen, seen_pixels
-from mixlab.evals.segmentation import segment
+from mixlab.evals.quality.dense import detect, seen, seen_pixels
+from mixlab.metrics.segmentation import segment
 from tests.deploy.uploads import FORM, encoded, form, photo, png, truncated_jpeg
 
 pytest.importorskip("fastapi")

@@ -22,7 +22,7 @@ import torch
 import mixlab
 from mixlab import cli
 from mixlab.cli import serving as verb
-from mixlab.errors import ConfigError, MixlabError
+from mixlab.core.errors import ConfigError, MixlabError
 from tests.deploy.uploads import FORM, form, png
 
 pytest.importorskip("fastapi")

@@ -5,11 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab import create_model
-from mixlab.backbone import Backbone
-from mixlab.config import Preprocessing
 from mixlab.data.digits import open_digits
-from mixlab.evals.examine import Look, Pixels
+from mixlab.evals.quality.examine import Look, Pixels
 from mixlab.evals.subjects import Subject
+from mixlab.models.backbone import Backbone
+from mixlab.models.config import Preprocessing
 
 SIDE = 32
 

@@ -6,8 +6,8 @@ import torch
 from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 
-from mixlab.errors import ConfigError
-from mixlab.evals.erf import find_places
+from mixlab.core.errors import ConfigError
+from mixlab.evals.inspect.erf import find_places
 from mixlab.evals.subjects import open_subject
 from mixlab.evals.timm_places import block_names, feature_names, grid_of, is_grid, maps_at, stage_names
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from mixlab.errors import ConfigError
-from mixlab.native import has_wide_vectors, kernels
+from mixlab.core.errors import ConfigError
+from mixlab.engine.kernels import has_wide_vectors, kernels
 from mixlab.ops.activations import (
     linear_star_relu,
     may_join_star,

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mixlab.grid import Grid
-from mixlab.native import kernels
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import kernels
 from mixlab.ops import attention as ops
 from mixlab.ops.attention import (
     AttentionGradient,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mixlab.native import kernels
+from mixlab.engine.kernels import kernels
 from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads, may_train_heads, trained_heads
 from tests.ops.agree import assert_agree
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mixlab.grid import Grid
-from mixlab.native import has_wide_vectors, kernels
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import has_wide_vectors, kernels
 from mixlab.ops.convattention import (
     conv_attention_reference,
     conv_position_reference,

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mixlab.grid import Grid
-from mixlab.native import kernels
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import kernels
 from mixlab.ops.exchange import exchange, exchange_reference
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels here")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import mixlab
-from mixlab.grid import Grid
-from mixlab.layers import ACTIVATIONS, Activation, Mlp, ReLU, activation, through
+from mixlab.core.grid import Grid
+from mixlab.models.layers import ACTIVATIONS, Activation, Mlp, ReLU, activation, through
 from mixlab.ops import linear as module
 from mixlab.ops.linear import Pair, is_fast, layer_gradients, linear, linear_reference, rows_in_cache
 

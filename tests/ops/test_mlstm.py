@@ -216,7 +216,7 @@ def test_chunks_are_near_the_wanted_size_and_pad_little(steps: int) -> None:
 
 
 def test_shapes_without_data_and_the_papers_count() -> None:
-    from mixlab.evals.macs import MacCounter
+    from mixlab.metrics.macs import MacCounter
 
     counter = MacCounter()
     query, key, value = (torch.empty(4, 128, 96, device="meta") for _ in range(3))

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from mixlab.grid import Grid
-from mixlab.native import has_kernels
+from mixlab.core.grid import Grid
+from mixlab.engine.kernels import has_kernels
 from mixlab.ops.pool import pool, pool_reference
 
 GRIDS = [Grid(1, 1), Grid(1, 6), Grid(5, 7), Grid(14, 14)]

@@ -1,6 +1,6 @@
 import torch
 
-from mixlab.grid import Grid
+from mixlab.core.grid import Grid
 from mixlab.ops.resample import resample_mixing_matrix
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mixlab.grid import Grid
+from mixlab.core.grid import Grid
 from mixlab.ops.attention import attention, attention_reference
 from mixlab.ops.blockdiagonal import heads_of, trained_heads
 from mixlab.ops.convattention import (
@@ -18,7 +18,7 @@ from mixlab.ops.convattention import (
 )
 from mixlab.ops.exchange import exchange, exchange_reference
 from mixlab.ops.pool import pool, pool_reference
-from tests.native.test_kernels import needs_kernels
+from tests.engine.kernels.test_kernels import needs_kernels
 
 RANDOM = torch.Generator().manual_seed(0)
 GRID, GRIDS = Grid(3, 4), (Grid(3, 4), Grid(6, 2))

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from mixlab.findings.findings import Finding, Picture, figure, write_finding
 from mixlab.report import ModelResult, write_comparison
-from mixlab.report.findings import Finding, Picture, figure, write_finding
 from tests.report.invented import comparison, model
 
 CORRUPTIONS = ("gaussian_noise", "shot_noise", "defocus_blur", "motion_blur", "snow", "fog", "contrast", "jpeg")

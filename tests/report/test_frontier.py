@@ -1,6 +1,6 @@
 import pytest
 
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
 from mixlab.report import Budget, frontier, recommend
 from mixlab.report.frontier import binomial_error, standard_error
 from tests.report.invented import comparison, model, several

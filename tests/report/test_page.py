@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mixlab.errors import MixlabError
+from mixlab.core.errors import MixlabError
 from mixlab.report import Budget, render_page, write_page
 from tests.report.invented import comparison, model, several
 

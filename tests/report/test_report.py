@@ -10,7 +10,7 @@ import pytest
 
 from mixlab.cli.reporting import report as verb
 from mixlab.cli.reporting import report_parser
-from mixlab.errors import ConfigError, MixlabError
+from mixlab.core.errors import ConfigError, MixlabError
 from mixlab.report import Point
 from mixlab.report.report import collect
 from mixlab.report.report_page import render_report

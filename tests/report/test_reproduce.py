@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from mixlab.papers import papers
+from mixlab.models.papers import papers
+from mixlab.models.zoo import ensemble_row, model_config, rows
 from mixlab.report import counted
 from mixlab.report.reproduce import costs, phases_of
 from mixlab.report.reproduce.page import page
@@ -14,7 +15,6 @@ from mixlab.report.reproduce.sections import Accuracies, Transfers
 from mixlab.report.reproduce.tables import Target, numbers_of, paper_tables
 from mixlab.report.reproduce.trainings import Training, training_commands, training_of, transfer_commands
 from mixlab.training.recipe import list_recipes, load_recipe
-from mixlab.zoo import ensemble_row, model_config, rows
 from tests.docs_blocks import ROOT
 
 PAGE = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")

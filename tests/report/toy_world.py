@@ -14,14 +14,14 @@ import timm
 from PIL import Image
 
 import mixlab
-import mixlab.zoo
+import mixlab.models.zoo
 from mixlab.cli import main
 from mixlab.cli.arguments import pairs
 from mixlab.dense.segmenter import create_segmenter
-from mixlab.evals.corruptions import standard
-from mixlab.evals.variants import imagenet_places
-from mixlab.released import find_release
-from mixlab.report.findings import finding, write_finding
+from mixlab.evals.quality.corruptions import standard
+from mixlab.evals.quality.variants import imagenet_places
+from mixlab.findings.findings import finding, write_finding
+from mixlab.models.released import find_release
 from tests.data.make import cifar10_pickles, cifar_images, picture, vtab, write
 from tests.report.page_commands import Command, weight_files, written_by
 
@@ -55,8 +55,8 @@ def shrunken(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def shrink_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every named model becomes tiny, and timm gives models without downloading their weights."""
-    rows = {name: shrunken(row) for name, row in copy.deepcopy(mixlab.zoo.rows()).items()}
-    monkeypatch.setattr("mixlab.zoo.rows", lambda: rows)
+    rows = {name: shrunken(row) for name, row in copy.deepcopy(mixlab.models.zoo.rows()).items()}
+    monkeypatch.setattr("mixlab.models.zoo.rows", lambda: rows)
     create = timm.create_model
 
     def small(name: str, *arguments: Any, pretrained: bool = False, **options: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from mixlab.errors import TrainingError
+from mixlab.core.errors import TrainingError
 from mixlab.training.checkpoint import LAST, PREVIOUS, load_state, save_state
 
 

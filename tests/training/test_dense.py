@@ -11,7 +11,7 @@ from PIL import Image
 import mixlab
 from mixlab.cli import main
 from mixlab.data.open_dense import open_dense
-from mixlab.evals.dense import evaluate_dense, predict_dense
+from mixlab.evals.quality.dense import evaluate_dense, predict_dense
 from mixlab.training.recipe import list_recipes, load_recipe
 from mixlab.training.run import resume, train
 from tests.training.tiny import Interrupt

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
+from mixlab.models.zoo import create_model, model_config
 from mixlab.training.model_options import model_options, training_size
 from mixlab.training.recipe import Recipe, load_recipe
-from mixlab.zoo import create_model, model_config
 
 
 def digits(**changes: Any) -> Recipe:

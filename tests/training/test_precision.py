@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from mixlab.errors import PrecisionError
+from mixlab.core.errors import PrecisionError
 from mixlab.training.loop import Callback, Trainer
 from mixlab.training.run import train
 from tests.training.tiny import OPTIONS, dark_and_bright

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import mixlab
-from mixlab.errors import ConfigError
-from mixlab.training.optimise import parameter_groups
+from mixlab.core.errors import ConfigError
+from mixlab.training.optimizer import parameter_groups
 from mixlab.training.recipe import Optimiser, load_recipe
 
 

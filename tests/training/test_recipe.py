@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import mixlab
-from mixlab.errors import ConfigError
+from mixlab.core.errors import ConfigError
+from mixlab.models.zoo import model_config, rows
 from mixlab.training.recipe import Recipe, Schedule, list_recipes, load_recipe, parse_recipe, recipe_rows
-from mixlab.zoo import model_config, rows
 
 # The papers' tables as printed: a row per line, a column per cell, one cell for all columns, sizes apart by "/"
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import mixlab
-from mixlab.errors import ConfigError, DataError, MixlabError, TrainingError
+from mixlab.core.errors import ConfigError, DataError, MixlabError, TrainingError
 from mixlab.training.loop import Callback, Trainer
 from mixlab.training.recipe import list_recipes, load_recipe
 from mixlab.training.run import RunResult, read_config, repeat, require_same_run, resume, train

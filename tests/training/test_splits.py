@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mixlab.cli import main
-from mixlab.errors import ConfigError, DataError, MixlabError
-from mixlab.tasks.comparison import compare
+from mixlab.core.errors import ConfigError, DataError, MixlabError
 from mixlab.training.recipe import load_recipe
 from mixlab.training.run import RunResult, finished, resume, train
+from mixlab.workflows.comparison import compare
 from tests.training.tiny import OPTIONS, dark_and_bright, tiny
 
 SETTINGS: dict[str, Any] = {"options": OPTIONS, "workers": 0, "tensorboard": False, "progress": False, "device": "cpu"}

@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
+from mixlab.core.version import VERSION
 from mixlab.deploy.serving.answers import About, Health, Problem
 from mixlab.deploy.serving.body import FORM, IMAGE_TYPES, read_images
 from mixlab.deploy.serving.gate import Gate
@@ -23,7 +24,6 @@ from mixlab.deploy.serving.limits import RETRY_SECONDS, Refusal
 from mixlab.deploy.serving.metrics import CONTENT_TYPE
 from mixlab.deploy.serving.multipart import FIELD
 from mixlab.deploy.serving.service import Service
-from mixlab.version import VERSION
 
 REASONS = {
     400: "The body is malformed or incomplete.",

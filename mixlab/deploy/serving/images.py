@@ -6,9 +6,9 @@ from io import BytesIO
 
 from PIL import Image, UnidentifiedImageError
 
+from mixlab.core.errors import UnreadableImage
 from mixlab.data.images import decode, reason
 from mixlab.deploy.serving.limits import Limits, Refusal
-from mixlab.errors import UnreadableImage
 
 # Pillow's readers of plain pictures; others run programs (EPS), nest files or are seldom tested
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")

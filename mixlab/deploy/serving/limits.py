@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from mixlab.errors import MixlabError, require
+from mixlab.core.errors import MixlabError, require
 
 MEBIBYTE = 2**20
 HELD_BODIES = 16  # full-size bodies that are held in memory at once, over all requests

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mixlab.data.dense import IGNORE
 from mixlab.data.kinds import Array
-from mixlab.report.drawing import BACKGROUND, colour
+from mixlab.findings.drawing import BACKGROUND, colour
 
 # a path from blue over yellow to red whose opacity grows: (value, red, green, blue, alpha)
 HEAT = (

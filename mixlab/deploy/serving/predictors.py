@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mixlab.backbone import Backbone
+from mixlab.core.errors import ConfigError
 from mixlab.data.object_transforms import restored
 from mixlab.data.transforms import Resize, eval_transform, evaluation_steps
 from mixlab.dense.base import DenseModel
@@ -21,10 +21,10 @@ from mixlab.dense.segmenter import Segmenter
 from mixlab.deploy.serving import answers
 from mixlab.deploy.serving.images import decoded
 from mixlab.deploy.serving.overlays import classes_png, css_colour, heat_png, object_png
-from mixlab.ensemble import Ensemble
-from mixlab.errors import ConfigError
-from mixlab.evals.dense import class_shares, detect, names_of
-from mixlab.evals.segmentation import segment
+from mixlab.evals.quality.dense import class_shares, detect, names_of
+from mixlab.metrics.segmentation import segment
+from mixlab.models.backbone import Backbone
+from mixlab.models.ensemble import Ensemble
 
 
 class Predictor(Protocol):
@@ -102,7 +102,7 @@ class Classifier:
 
     def maps(self, images: Tensor, targets: Tensor) -> Tensor:
         """Class-activation maps (B, H, W); of an ensemble the mean of its members'."""
-        from mixlab.evals.saliency import grad_cam
+        from mixlab.evals.inspect.saliency import grad_cam
 
         members = list(self.model.members) if isinstance(self.model, Ensemble) else [self.model]
         targets = targets.to(images.device)

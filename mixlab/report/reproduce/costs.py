@@ -10,7 +10,7 @@ import mixlab
 from mixlab.cli.arguments import pairs
 from mixlab.dense.detector import create_detector
 from mixlab.dense.segmenter import create_segmenter
-from mixlab.evals.compute import BACKWARD, TFLOPS, Phase, count_macs, epochs_of, training_compute
+from mixlab.evals.cost.compute import BACKWARD, TFLOPS, Phase, count_macs, epochs_of, training_compute
 from mixlab.report.reproduce.tables import Target, images_of
 from mixlab.report.reproduce.trainings import Training, data_of
 from mixlab.training.recipe import Recipe, load_recipe

@@ -1,7 +1,7 @@
 """The whole page: an introduction, and every table and figure of every paper in order, or why it is not there."""
 
-from mixlab.evals.compute import TFLOPS
-from mixlab.papers import papers
+from mixlab.evals.cost.compute import TFLOPS
+from mixlab.models.papers import papers
 from mixlab.report.reproduce.rows import sections_of
 from mixlab.report.reproduce.tables import paper_tables
 from mixlab.report.reproduce.trainings import Printed

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from mixlab.config import Reported
-from mixlab.papers import OTHER, papers
+from mixlab.models.config import Reported
+from mixlab.models.papers import OTHER, papers
+from mixlab.models.zoo import ensemble_row, model_config, rows
 from mixlab.report.reproduce.sections import (
     Accuracies,
     Counts,
@@ -17,7 +18,6 @@ from mixlab.report.reproduce.sections import (
 )
 from mixlab.report.reproduce.tables import Ablation, Line, PaperTables, paper_tables
 from mixlab.report.reproduce.trainings import Printed, Training, training_of
-from mixlab.zoo import ensemble_row, model_config, rows
 
 
 class Part(Protocol):

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mixlab.config import Reported
+from mixlab.models.config import Reported
+from mixlab.models.zoo import ensemble_row
 from mixlab.report.reproduce import costs
 from mixlab.report.reproduce.markdown import block, earlier, grid, number
 from mixlab.report.reproduce.tables import Measurement, Target
@@ -16,7 +17,6 @@ from mixlab.report.reproduce.trainings import (
     transfer_commands,
     transfer_folder,
 )
-from mixlab.zoo import ensemble_row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from mixlab.choices import make
+from mixlab.core.choices import make
 from mixlab.dense.timm_maps import is_timm
-from mixlab.papers import papers
-from mixlab.zoo import model_config
+from mixlab.models.papers import papers
+from mixlab.models.zoo import model_config
 
 TITLE = re.compile(r"(Table|Figure)(s?) (.+)")
 SPAN = re.compile(r"(\d+)(?: to (\d+))?")

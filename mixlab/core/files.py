@@ -1,0 +1,25 @@
+"""Files that appear under their name only when they are complete."""
+
+import os
+import tempfile
+from os import PathLike
+from pathlib import Path
+
+from mixlab.core.errors import MixlabError
+from mixlab.models.weights import current_umask
+
+
+def write_whole(path: str | PathLike[str], content: str | bytes) -> None:
+    """Text as UTF-8, or bytes."""
+    target, temporary = Path(path), None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with open(handle, "wb") as opened:
+            opened.write(content.encode() if isinstance(content, str) else content)
+        os.chmod(temporary, 0o666 & ~current_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise MixlabError(f"Cannot write {target}: {error.strerror or error}.") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

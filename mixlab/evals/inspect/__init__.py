@@ -1,0 +1,1 @@
+"""What a model sees: receptive fields, kernels, maps and saliency."""

@@ -1,0 +1,1 @@
+"""What a model is scored by, and its multiply-accumulates."""

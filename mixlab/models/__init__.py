@@ -1,0 +1,1 @@
+"""The models: what the papers say, in PyTorch."""

@@ -1,0 +1,98 @@
+"""Inverted separable convolution (MetaFormer, Eq. 6)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from mixlab.core.errors import ConfigError, require
+from mixlab.core.grid import Grid
+from mixlab.engine.fused import Recipe, has_taps, is_chain
+from mixlab.engine.kernels.steps import OUT, Place, Steps, Sum
+from mixlab.models.layers import (
+    Activation,
+    ActivationChoice,
+    DepthwiseConv,
+    activation,
+    is_depthwise,
+    through,
+    weights_of,
+)
+from mixlab.models.mixers.base import MIXERS, Mixer, StageParts
+from mixlab.ops.depthwise import WIDTHS
+
+
+@dataclass(frozen=True)
+class SepConvOptions:
+    """`activation` and `bias` are the model's own unless given."""
+
+    expansion: float = 2.0
+    kernel: int = 7
+    activation: ActivationChoice | None = None
+    bias: bool | None = None
+
+    def __post_init__(self) -> None:
+        require(0 < self.expansion < 1000, f"an expansion above 0; got {self.expansion}.")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(f"A separable convolution has an odd kernel of 1 or more; got {self.kernel}.")
+
+
+class SepConv(Mixer):
+    """Widen each token, activation, depthwise convolution over the grid, narrow each token."""
+
+    outruns_compilers = True
+    explains = ("kernels",)
+    linears = ("widen", "narrow")
+
+    def __init__(self, dim: int, hidden: int, kernel: int, act: Activation, *, bias: bool) -> None:
+        super().__init__()
+        self.widen = nn.Linear(dim, hidden, bias=bias)
+        self.act = act
+        self.depthwise = DepthwiseConv(hidden, kernel, bias=bias)
+        self.narrow = nn.Linear(hidden, dim, bias=bias)
+
+    @property
+    def last_layer(self) -> nn.Linear:
+        return self.narrow
+
+    def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
+        hidden = self.act.behind(self.widen, tokens)
+        hidden = grid.from_map(self.depthwise(grid.to_map(hidden)))
+        return grid.behind_zeros(through(self.narrow, hidden))
+
+    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
+        act, conv, layers = self.act, self.depthwise, (self.widen, self.narrow)
+        if type(self) is not SepConv or grid.prefix or not (act.complete and act.is_fast()):
+            return None
+        if not all(type(layer) is nn.Linear for layer in layers) or type(conv) is not DepthwiseConv:
+            return None
+        if not (is_depthwise(conv) and conv.kernel_size[1] in WIDTHS and conv.kernel_size[0] > 1):
+            return None
+        first, taps, second = map(weights_of, (self.widen, conv, self.narrow))
+        after, then = act.after, act.then()
+        size = (len(tokens), grid.height, grid.width)
+
+        def write(steps: Steps, x: Place, onto: Sum) -> None:
+            hidden, convolved = (steps.room(len(first[0])) for _ in range(2))
+            steps.linear(first, x, hidden, after, then)
+            steps.depthwise(taps, size, (conv.kernel_size[0] // 2, conv.kernel_size[1] // 2), hidden, convolved)
+            steps.linear(second, convolved, OUT, onto=onto)
+
+        fits = is_chain(tokens.shape[2], first, second) and has_taps(len(first[0]), *taps)
+        modules, tensors = (self, act, *layers, conv), (*first, *taps, *second)
+        return Recipe(modules, tensors, write, fits, holds=lambda: (act.after, act.then()) == (after, then))
+
+    def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
+        return {"kernels": self.depthwise.weight.detach().squeeze(1).clone()}  # (hidden, kernel, kernel)
+
+    def kernel_sources(self) -> tuple[nn.Module, ...]:
+        return (self.depthwise,)
+
+
+@MIXERS.register("sepconv", SepConvOptions)
+def build_stage(options: SepConvOptions, dim: int, depth: int, reference_grid: Grid) -> StageParts:
+    hidden = max(1, int(options.expansion * dim))
+    assert options.activation is not None, "the model's own is filled in by now"
+    return StageParts.of(
+        SepConv(dim, hidden, options.kernel, activation(options.activation), bias=bool(options.bias))
+        for _ in range(depth)
+    )

@@ -1,0 +1,136 @@
+"""Named models: rows of data in `configs/models`, read once, checked, and built."""
+
+import copy
+import fnmatch
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from os import PathLike
+from typing import Any
+
+from mixlab.core.choices import make
+from mixlab.core.errors import ConfigError, near_misses
+from mixlab.models.backbone import Backbone
+from mixlab.models.build import build
+from mixlab.models.config import ModelConfig, Reported, override
+from mixlab.models.ensemble import Average, Ensemble
+from mixlab.models.released import fetch, find_release, is_released
+
+FILE_KEYS = ("paper", "defaults", "groups", "models")
+DETECTION = "detection"  # key of a row: the options that its paper changes where the model is a detector's backbone
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleRow:
+    """A name that stands for several models at once."""
+
+    name: str
+    family: str
+    paper: str = ""
+    members: tuple[str, ...]
+    average: Average = "logits"
+    reported: tuple[Reported, ...] = ()
+
+
+@functools.cache
+def rows() -> dict[str, dict[str, Any]]:
+    """Every named model as plain data: its family's defaults, its group, then its own entries."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted((resources.files("mixlab") / "configs" / "models").iterdir(), key=lambda file: file.name):
+        if not file.name.endswith(".toml"):
+            continue
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        family = file.name.removesuffix(".toml")
+        for key in data:
+            if key not in FILE_KEYS:
+                raise ConfigError(f"Unknown key {key!r} in {file.name}. {near_misses(key, FILE_KEYS)}")
+        for name, own in data["models"].items():
+            own = dict(own)
+            group = data.get("groups", {})[own.pop("group")] if "group" in own else {}
+            about = {"name": name, "family": family, "paper": data.get("paper", "")}
+            found[name] = {**about, **data.get("defaults", {}), **group, **own}
+    return found
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that match a shell pattern, sorted."""
+    return sorted(fnmatch.filter(rows(), pattern))
+
+
+def ensemble_row(name: str) -> EnsembleRow | None:
+    """The description of a named ensemble; None for the name of a single model."""
+    if not isinstance(name, str) or name not in rows():
+        name = str(name)
+        raise ConfigError(f"Unknown model {name!r}. {near_misses(name, rows())} `mixlab models` lists all.")
+    return make(EnsembleRow, rows()[name], f"ensemble {name!r}") if "members" in rows()[name] else None
+
+
+def model_config(name: str, **overrides: Any) -> ModelConfig:
+    """The checked description of a named model, with any of its fields changed."""
+    ensemble = ensemble_row(name)
+    if ensemble is not None:
+        raise ConfigError(f"{name!r} is an ensemble: its members {', '.join(ensemble.members)} have configs.")
+    return configure({key: entry for key, entry in copy.deepcopy(rows()[name]).items() if key != DETECTION}, overrides)
+
+
+def detection_options(name: str) -> dict[str, Any]:
+    """Options of `create_model` with which the paper of a named model builds it as the backbone of a detector."""
+    found: dict[str, Any] = copy.deepcopy(rows().get(name, {}).get(DETECTION, {}))
+    return found
+
+
+def configure(row: Mapping[str, Any], overrides: Mapping[str, Any]) -> ModelConfig:
+    known = [field.name for field in fields(ModelConfig) if field.name not in ("name", "family", "paper")]
+    for key in overrides:
+        if key == "pretrained":
+            raise ConfigError("There is no 'pretrained': give a weight file instead, create_model(NAME, weights=PATH).")
+        if key not in known:
+            raise ConfigError(f"Unknown model option {key!r}. {near_misses(key, known)}")
+    return ModelConfig.parse(override(row, overrides))
+
+
+def create_model(
+    name: str | None = None,
+    *,
+    weights: str | PathLike[str] | None = None,
+    class_map: Sequence[int] | None = None,
+    **overrides: Any,
+) -> Backbone:
+    """A model by name, from a weight file, or a named model with weights.
+
+    `overrides` change any field of the config: `num_classes`, `image_size`, `in_channels`, `mixers`, `drop_path`, ...
+    Without a name, the file must be one that `save_weights` wrote: it holds the config. With `num_classes`, a
+    classifier of another size in the file is left out and the model's stays fresh. `weights="released"` fetches the
+    public checkpoint of the model, "released:TAG" another one of them (`mixlab.models.released`).
+    `class_map` keeps rows of the file's larger classifier: see `load_weights`.
+    """
+    from mixlab.models import weights as files  # it needs `configure`
+
+    replace_classifier = "num_classes" in overrides
+    if is_released(weights):
+        release = find_release("" if name is None or ensemble_row(name) else name, str(weights))
+        overrides = {**release.overrides, **overrides}
+        model_config(release.model, **overrides)  # a wrong one is told before the download
+        weights = fetch(release)
+    model: Backbone
+    if name is None:
+        if weights is None:
+            raise ConfigError("create_model needs a model name, a weight file, or both. `mixlab models` lists names.")
+        about = files.read_about(weights)
+        members = [build(configure(config.plain(), overrides)) for config in about.configs]
+        model = members[0] if about.ensemble is None else Ensemble(members, **about.ensemble)
+    else:
+        ensemble = ensemble_row(name)
+        if ensemble is None:
+            model = build(model_config(name, **overrides))
+        else:
+            members = [build(model_config(member, **overrides)) for member in ensemble.members]
+            model = Ensemble(members, name=name, average=ensemble.average)
+    if weights is not None:
+        files.load_weights(model, weights, replace_classifier=replace_classifier, class_map=class_map)
+        asked: dict[str, Any] = {key: overrides[key] for key in ("image_size", "preprocessing") if key in overrides}
+        for member in model.members if isinstance(model, Ensemble) else [model]:  # the file brought its own
+            member.config = configure(member.config.plain(), asked)
+    return model
