@@ -299,9 +299,9 @@ static int longconv_anew_task(void *about, long block) {
     return failed;
 }
 
-static int run_longconv(const struct longconv *at) {
+static int run_longconv(struct longconv *at) {
     long blocks = (at->channels + CELL - 1) / CELL;
-    if (!at->x) return share(spectrum_task, (void *)at, blocks, at->threads);
-    if (!at->spectrum) return share(longconv_anew_task, (void *)at, blocks, at->threads);
-    return share(longconv_task, (void *)at, blocks * at->images, at->threads);
+    if (!at->x) return share(spectrum_task, at, blocks, at->threads);
+    if (!at->spectrum) return share(longconv_anew_task, at, blocks, at->threads);
+    return share(longconv_task, at, blocks * at->images, at->threads);
 }

@@ -48,6 +48,6 @@ static int norm_task(void *about, long index) {
     return 0;
 }
 
-static int run_norm(const struct norm *at) {
-    return share(norm_task, (void *)at, (at->rows + NORM_ROWS - 1) / NORM_ROWS, at->threads);
+static int run_norm(struct norm *at) {
+    return share(norm_task, at, (at->rows + NORM_ROWS - 1) / NORM_ROWS, at->threads);
 }

@@ -47,7 +47,7 @@ static int pool_task(void *about, long index) {
     return 0;
 }
 
-static int run_pool(const struct pool *at) { return share(pool_task, (void *)at, (long)at->images * at->height, at->threads); }
+static int run_pool(struct pool *at) { return share(pool_task, at, (long)at->images * at->height, at->threads); }
 
 #define WHOLE_ROWS 64
 

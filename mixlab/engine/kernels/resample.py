@@ -2,9 +2,7 @@
 reference.
 """
 
-import ctypes
 import functools
-from ctypes import c_int, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -12,16 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.core.grid import Grid
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import kernels, pointer, structure
 
-
-class ResampleAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "out", "row_starts", "rows", "row_weights")),
-        *((name, c_void_p) for name in ("column_starts", "columns", "column_weights")),
-        *((name, c_int) for name in ("images", "prefix", "source_height", "source_width", "height", "width")),
-        *((name, c_int) for name in ("channels", "adds", "threads")),
-    )
+ResampleAbout = structure("resample")
 
 
 class Sums(NamedTuple):

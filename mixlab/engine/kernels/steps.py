@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 
 from mixlab.core.grid import Grid
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import activation_number, kernel_number, kernels, pointer
 from mixlab.engine.kernels.attention import AttentionAbout
 from mixlab.engine.kernels.depthwise import DepthwiseAbout
 from mixlab.engine.kernels.factor import FactorAbout, contexts_of
-from mixlab.engine.kernels.linear import AFTER, AS_IT_IS, FEW, KINDS, PANEL, LinearAbout, MlpAbout, Then, room_for
+from mixlab.engine.kernels.linear import AS_IT_IS, FEW, PANEL, LinearAbout, MlpAbout, Then, room_for
 from mixlab.engine.kernels.longconv import Kernel
 from mixlab.engine.kernels.mlstm import MlstmAbout, Packed, chunk_for
 from mixlab.engine.kernels.norm import Norm, NormAbout
 from mixlab.engine.kernels.pool import PoolAbout
 
-KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm", "longconv", "pool", "attention", "factor")  # by their numbers
 Weights = tuple[Tensor, Tensor | None]
 FLOAT = 4
 POINTER, INT = struct.Struct("P"), struct.Struct("i")
@@ -153,7 +152,7 @@ class Steps:
             self.add("norm", NormAbout(**weights, **sizes, eps=norm.eps), one=x, out=self.normed[place.base])
         return self.normed[place.base].at(place.bytes // FLOAT)
 
-    def join(self, about: LinearAbout, x: Place, least: int) -> Place:
+    def join(self, about: ctypes.Structure, x: Place, least: int) -> Place:
         """What a linear layer reads, with a norm in front of it as the layer's own from so many rows on."""
         if x.base >= 0 or x.bytes or self.rows < least:
             return self.there(x)
@@ -231,7 +230,7 @@ class Steps:
             above=above,
             before=before,
             turned=turned,
-            after=AFTER.index(after),
+            after=activation_number(after),
             threads=self.threads,
             eps=0 if product is None else product.norm.eps,
         )
@@ -308,7 +307,7 @@ class Steps:
 
     # -- how it is written down ------------------------------------------------------------------
 
-    def describe(self, weights: Weights, after: str, then: Then, onto: Sum | None) -> LinearAbout:
+    def describe(self, weights: Weights, after: str, then: Then, onto: Sum | None) -> ctypes.Structure:
         weight, bias = weights
         columns, depth = weight.shape
         return LinearAbout(
@@ -325,7 +324,7 @@ class Steps:
             columns=columns,
             depth=depth,
             right_turned=1,
-            after=KINDS.index(after if onto is None else "onto"),
+            after=activation_number(after if onto is None else "onto"),
             threads=self.threads,
             then=then,
         )
@@ -345,7 +344,7 @@ class Steps:
 
     def add(self, kernel: str, about: ctypes.Structure, **places: Place) -> int:
         places = {name: self.there(place) for name, place in places.items()}
-        self.text += struct.pack("lN", KERNELS.index(kernel), ctypes.sizeof(about))
+        self.text += struct.pack("lN", kernel_number(kernel), ctypes.sizeof(about))
         start, body = len(self.text), bytes(about)
         self.text += body + bytes(-len(body) % 8)
         for name, place in places.items():
