@@ -13,6 +13,7 @@ from mixlab.models.ensemble import Ensemble
 from mixlab.models.layers import Branch, Mlp
 from mixlab.models.mixers import Mixer
 
+COMPILERS = ("g++", "clang++", "cl")
 GRAPH_LIMIT = 1024  # per kind of call: blocks of different widths, image sizes, training and evaluation
 
 
@@ -67,4 +68,5 @@ class InferenceOnly:
 
 
 def has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++", "cl"))
+    """Whether there is a C++ compiler that torch.compile would find for a CPU."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", COMPILERS[0]), *COMPILERS))
