@@ -19,11 +19,6 @@ from mixlab.engine.kernels import kernels
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SEEN_OTHERWISE = {"number", "_compiled_call_impl", "forward", ATTRIBUTE}  # or of no interest
 UNWATCHED = (SEEN_OTHERWISE | set(vars(nn.Module()))) - {"training", "_parameters", "_buffers", "_modules"}
-    "training",
-    "_parameters",
-    "_buffers",
-    "_modules",
-}
 Place = tuple[int, torch.dtype, int, tuple[int, ...]]
 shape_of, dtype_of = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
