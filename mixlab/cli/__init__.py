@@ -6,7 +6,20 @@ from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser, Namespace
 
-from mixlab.cli import bench, data, deploying, inside, reporting, robustness, seeing, serving, training, using, zoo
+from mixlab.cli import (
+    bench,
+    data,
+    deploying,
+    doctor,
+    inside,
+    reporting,
+    robustness,
+    seeing,
+    serving,
+    training,
+    using,
+    zoo,
+)
 from mixlab.core.errors import MixlabError, StoppedEarly
 from mixlab.core.version import VERSION
 
@@ -34,6 +47,7 @@ VERBS: dict[str, Verb] = {
     "serve": (serving.serve, serving.serve_parser),
     "data": (data.data, data.data_parser),
     "recipes": (data.recipes, data.recipes_parser),
+    "doctor": (doctor.doctor, doctor.doctor_parser),
 }
 
 

@@ -42,7 +42,7 @@ def mend_torchvision() -> bool:
     Definitions alone let the import pass; the operators themselves stay missing.
     """
     global _torchvision_schemas
-    if _torchvision_schemas is not None or "torchvision" in sys.modules or _torchvision_operators_load():
+    if _torchvision_schemas is not None or "torchvision" in sys.modules or torchvision_operators_load():
         return False
     for name in [name for name in sys.modules if name.startswith("torchvision.")]:
         del sys.modules[name]  # what an import that failed earlier left behind
@@ -52,7 +52,7 @@ def mend_torchvision() -> bool:
     return True
 
 
-def _torchvision_operators_load() -> bool:
+def torchvision_operators_load() -> bool:
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True  # not installed: nothing to mend
@@ -110,7 +110,7 @@ def _bf16_problem() -> str:
     A forked child tries a product in this process's own state. If it dies, oneDNN is told to stay below AMX, which it
     obeys only if it has not been used yet; a second child tells whether it did.
     """
-    if not _advertises_amx() or _survives_bf16():
+    if not advertises_amx() or _survives_bf16():
         return ""
     before = os.environ.get(ISA_VARIABLE)
     os.environ[ISA_VARIABLE] = SAFE_ISA
@@ -132,7 +132,7 @@ def _bf16_problem() -> str:
     )
 
 
-def _advertises_amx() -> bool:
+def advertises_amx() -> bool:
     try:
         return " amx_bf16" in pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from mixlab.core.grid import Grid
-from mixlab.engine.kernels import kernels
+from mixlab.engine.kernels import kernel_number, kernels
 from mixlab.engine.memory import Life, Memory, assign
 from mixlab.engine.steps import FLOAT, PackedWeight, Place, Step
 
-KERNELS = ("norm", "linear", "mlp", "depthwise", "mlstm", "longconv", "pool", "attention", "factor")  # by their numbers
 MOST = 2**22  # numbers of a plan's memory up to which it is kept between runs
 POINTER, INT, HEAD = struct.Struct("P"), struct.Struct("i"), struct.Struct("lN")
 Shape = tuple[int, ...]
@@ -181,7 +180,7 @@ def written(steps: Sequence[Step], memory: Memory, loose: set[int], known: set[i
     makes: dict[int, None] = {}
     for step in steps:
         body = bytes(step.about)
-        text += HEAD.pack(KERNELS.index(step.kernel), len(body))
+        text += HEAD.pack(kernel_number(step.kernel), len(body))
         start = len(text)
         text += body + bytes(-len(body) % 8)
         for offset, place in step.places:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mixlab.core.grid import Grid
-from mixlab.engine.kernels import pointer
+from mixlab.engine.kernels import activation_number, pointer
 from mixlab.engine.kernels.attention import AttentionAbout
 from mixlab.engine.kernels.depthwise import DepthwiseAbout
 from mixlab.engine.kernels.factor import FactorAbout, contexts_of
-from mixlab.engine.kernels.linear import AFTER, AS_IT_IS, FEW, KINDS, PANEL, LinearAbout, MlpAbout, Then, room_for
+from mixlab.engine.kernels.linear import AS_IT_IS, FEW, PANEL, LinearAbout, MlpAbout, Then, room_for
 from mixlab.engine.kernels.longconv import Kernel
 from mixlab.engine.kernels.mlstm import MlstmAbout, Packed, chunk_for
 from mixlab.engine.kernels.norm import Norm, NormAbout
@@ -215,7 +215,7 @@ class Steps:
             before=before,
             turned=turned,
             adds=adds,
-            after=AFTER.index(after),
+            after=activation_number(after),
             threads=self.threads,
             eps=0 if product is None else product.norm.eps,
         )
@@ -298,7 +298,7 @@ class Steps:
 
     # -- how it is written down ------------------------------------------------------------------
 
-    def join(self, about: LinearAbout, x: Place | Pending, least: int) -> Place:
+    def join(self, about: ctypes.Structure, x: Place | Pending, least: int) -> Place:
         """What a linear layer reads, with a norm in front of it as the layer's own from so many rows on."""
         if isinstance(x, Place) or x.rows < least:
             return self.there(x)
@@ -307,7 +307,7 @@ class Steps:
         about.norm, about.norm_bias, about.eps = pointer(x.norm.weight), pointer(x.norm.bias), x.norm.eps
         return x.source
 
-    def describe(self, weights: Weights, rows: int, after: str, then: Then, onto: Sum | None) -> LinearAbout:
+    def describe(self, weights: Weights, rows: int, after: str, then: Then, onto: Sum | None) -> ctypes.Structure:
         weight, bias = weights
         columns, depth = weight.shape
         return LinearAbout(
@@ -324,7 +324,7 @@ class Steps:
             columns=columns,
             depth=depth,
             right_turned=1,
-            after=KINDS.index(after if onto is None else "onto"),
+            after=activation_number(after if onto is None else "onto"),
             threads=self.threads,
             then=then,
         )

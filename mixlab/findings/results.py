@@ -4,7 +4,6 @@ import json
 import math
 import os
 import platform
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ import torch
 from mixlab.core.choices import make, plain
 from mixlab.core.errors import ConfigError, require
 from mixlab.core.files import write_whole
+from mixlab.core.processor import processor_name
 from mixlab.core.version import VERSION
 from mixlab.engine.kernels import kernels
 
@@ -172,11 +172,3 @@ def describe_machine() -> dict[str, str]:
         "Mixlab": VERSION,
         "kernels": "none" if (found := kernels()) is None else f"vectors of {found.lanes}",
     }
-
-
-def processor_name() -> str:
-    try:
-        found = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        found = []
-    return found[0].strip() if found else platform.processor() or platform.machine()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixlab.core.guards import ISA_VARIABLE, SAFE_ISA, _advertises_amx, is_allocator_untouched, is_constant
+from mixlab.core.guards import ISA_VARIABLE, SAFE_ISA, advertises_amx, is_allocator_untouched, is_constant
 
 IMPORTS = "import mixlab, torchvision, timm; print(timm.create_model('resnet10t').default_cfg['input_size'])"
 TWICE = """
@@ -66,7 +66,7 @@ def test_bf16_never_kills_the_process() -> None:
     assert done.stdout.startswith("finite True"), done.stdout
 
 
-@pytest.mark.skipif(not _advertises_amx(), reason="this CPU does not advertise AMX")
+@pytest.mark.skipif(not advertises_amx(), reason="this CPU does not advertise AMX")
 def test_bf16_too_late_to_be_made_safe_is_refused_or_works() -> None:
     done = run(BF16.format(before=USE_ONEDNN))
     assert done.returncode == 0, done.stderr

@@ -41,7 +41,7 @@ def make(folder: Path) -> None:
 
 def make_runs(folder: Path) -> None:
     """One run twice: stopped with a checkpoint, and to its end."""
-    common = {"recipe": folder / "recipe.toml", "options": OPTIONS, "workers": 0, "tensorboard": False}
+    common: dict[str, Any] = {"recipe": folder / "recipe.toml", "options": OPTIONS, "workers": 0, "tensorboard": False}
     common |= {"progress": False, "device": "cpu"}
     for name, callbacks, keep in (("stopped", [Stop()], "all"), ("finished", [], "final")):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -5,13 +5,7 @@ compute. An installer builds them where it finds a compiler of the GNU kind; wit
 PyTorch does the same slower. Threads are the library's own, as many as PyTorch is told to use.
 """
 
-import ctypes
-import functools
-import importlib.util
 import inspect
-import os
-import sys
-import warnings
 from typing import Any
 
 import torch
@@ -19,73 +13,44 @@ from torch import Tensor
 
 from mixlab.core.compat import has_modes, is_batched
 from mixlab.core.guards import is_constant, is_transformed
-from mixlab.engine.kernels.processors import allowed_processors
-
-NAMES = (
-    *("steps", "same", "linear", "mlp", "lstm", "mlstm", "longconv", "norm", "depthwise", "taps", "star", "factor"),
-    *("factor_gradient", "attention", "attention_gradient", "resample", "heads", "blocks"),
-    *("pool", "whole_norm", "weight", "limit_threads", "count_workers"),
+from mixlab.engine.kernels.library import (
+    VARIABLE,
+    Kernels,
+    activation_number,
+    constant,
+    kernel_number,
+    kernels,
+    reason_without_kernels,
+    structure,
 )
+
+__all__ = [
+    "HAS_TAGS",
+    "OPERATOR_TAGS",
+    "VARIABLE",
+    "Kernels",
+    "activation_number",
+    "constant",
+    "has_kernels",
+    "has_wide_vectors",
+    "is_plain",
+    "kernel_number",
+    "kernels",
+    "may_run",
+    "pointer",
+    "reason_without_kernels",
+    "structure",
+]
 # Of operators that compiled code calls. Without the tag inductor fails on a second image size; PyTorch releases that do
 # not know it call none.
 HAS_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
 OPERATOR_TAGS: dict[str, Any] = {"tags": (torch.Tag.flexible_layout,)} if HAS_TAGS else {}
 WIDE = 8
-VARIABLE = "MIXLAB_NATIVE"  # 0: none; 4, 8 or 16: vectors of so many numbers at most
-
-
-class Kernels:
-    """The library, ready to be called with pointers."""
-
-    def __init__(self, path: str, most_lanes: int) -> None:
-        self.library = ctypes.CDLL(path)
-        if not all(hasattr(self.library, f"mixlab_{name}") for name in NAMES):
-            warnings.warn(f"{path} was built from older sources and is not used: install Mixlab again.", stacklevel=2)
-            raise AttributeError(f"{path} lacks kernels")
-        self.library.mixlab_limit_threads(allowed_processors())
-        self.lanes = int(self.library.mixlab_choose(most_lanes))
-        self.compare, self.steps = self.library.mixlab_same, self.library.mixlab_steps
-
-    def are_same(self, now: object, before: object, sizes: object, count: int) -> bool:
-        """Whether pieces of memory of so many bytes hold the same: arrays of their addresses and sizes."""
-        return bool(self.compare(now, before, sizes, count, torch.get_num_threads()))
-
-    def run(self, name: str, about: ctypes.Structure) -> None:
-        if getattr(self.library, f"mixlab_{name}")(ctypes.byref(about), ctypes.sizeof(about)):
-            raise failure(name)
-
-    def run_steps(self, text: bytearray) -> None:
-        """What `mixlab.engine.plan` writes down."""
-        size = len(text)
-        if self.steps((ctypes.c_char * size).from_buffer(text), ctypes.c_size_t(size)):
-            raise failure("steps")
-
-
-def failure(name: str) -> RuntimeError:
-    return RuntimeError(
-        f"The kernel {name} found no memory for what it needs beside its input and output, or was built from "
-        f"other sources than these: then install Mixlab again, or set {VARIABLE}=0."
-    )
-
-
-@functools.cache
-def kernels() -> Kernels | None:
-    """The kernels, or None where there are none."""
-    wanted = os.environ.get(VARIABLE, "16")
-    if not wanted.isdecimal() or int(wanted) == 0 or sys.platform != "linux":
-        return None
-    spec = importlib.util.find_spec("mixlab.engine.kernels._kernels")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        return Kernels(spec.origin, int(wanted))
-    except (OSError, AttributeError):  # built for another machine or from older sources
-        return None
 
 
 @is_constant
 def has_kernels() -> bool:
-    """The same for code that is being compiled."""
+    """Whether there are kernels, for code that is being compiled."""
     return kernels() is not None
 
 

@@ -1,32 +1,12 @@
 """Softmax attention where queries, keys and values lie, and its gradient; `mixlab.ops.attention` has the reference."""
 
-import ctypes
-from ctypes import c_float, c_int, c_long, c_ssize_t, c_void_p
-
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import kernels, pointer, structure
 
-
-class AttentionAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("qkv", "out", "logs")),
-        *((name, c_ssize_t) for name in ("image", "row")),
-        *((name, c_long) for name in ("tokens", "parts")),
-        *((name, c_int) for name in ("images", "heads", "width", "threads")),
-        ("scale", c_float),
-    )
-
-
-class AttentionGradientAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("qkv", "out", "logs", "gradient", "to_qkv")),
-        *((name, c_ssize_t) for name in ("image", "row", "gradient_image", "gradient_row")),
-        ("tokens", c_long),
-        *((name, c_int) for name in ("images", "heads", "width", "threads")),
-        ("scale", c_float),
-    )
+AttentionAbout = structure("attention")
+AttentionGradientAbout = structure("attention_gradient")
 
 
 def fits(qkv: Tensor, heads: int) -> bool:

@@ -1,37 +1,18 @@
 """Depthwise convolutions over maps with channels last, also with the product and the norm that follow in Hyena."""
 
-import ctypes
-from ctypes import c_float, c_int, c_ssize_t, c_void_p
+from ctypes import c_int
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, pointer
-from mixlab.engine.kernels.linear import AFTER
+from mixlab.engine.kernels import activation_number, kernels, pointer, structure
 from mixlab.engine.kernels.longconv import row_of
 
 Pair = tuple[int, int]  # rows, columns
 
-
-class DepthwiseAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "weight", "bias", "norm", "out", "aside", "packed")),
-        *((name, c_ssize_t) for name in ("row", "image", "out_row", "out_image")),
-        ("part", c_int * 3),
-        *((name, c_int) for name in ("images", "height", "width", "channels", "high", "wide", "above", "before")),
-        *((name, c_int) for name in ("turned", "adds", "after", "strip", "threads")),
-        ("eps", c_float),
-    )
-
-
-class TapsAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "gradient", "out", "bias", "sums")),
-        *((name, c_ssize_t) for name in ("x_row", "x_image", "gradient_row", "gradient_image")),
-        *((name, c_int) for name in ("images", "height", "width", "channels", "high", "wide", "above", "before")),
-        *((name, c_int) for name in ("shares", "threads")),
-    )
+DepthwiseAbout = structure("depthwise")
+TapsAbout = structure("taps")
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -78,7 +59,7 @@ def convolve_channels(
     out = x.new_empty(x.shape) if out is None else out
     if turned:
         padding = (weight.shape[2] - 1 - padding[0], weight.shape[3] - 1 - padding[1])
-    about = {"channels": x.shape[3], "after": AFTER.index(after), "turned": turned, "adds": adds}
+    about = {"channels": x.shape[3], "after": activation_number(after), "turned": turned, "adds": adds}
     run(x, weight, bias, padding, out, part=(0, -1, -1), **about)
     return out
 

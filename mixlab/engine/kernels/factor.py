@@ -1,35 +1,14 @@
 """Factorised attention where queries, keys and values lie; `mixlab.ops.convattention` has the reference."""
 
-import ctypes
-from ctypes import c_float, c_int, c_long, c_ssize_t, c_void_p
-
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import constant, kernels, pointer, structure
 
-PANEL = 16  # numbers of which a head's rows are a multiple in what is kept of it
+PANEL = constant("CONTEXT_COLUMNS")
 
-
-class FactorAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("query", "key", "value", "near", "out", "contexts")),
-        *((name, c_ssize_t) for name in ("query_row", "key_row", "value_row")),
-        ("tokens", c_long),
-        *((name, c_int) for name in ("images", "heads", "width", "prefix", "threads")),
-        ("scale", c_float),
-    )
-
-
-class FactorGradientAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("query", "key", "value", "near", "gradient", "contexts")),
-        *((name, c_void_p) for name in ("to_query", "to_key", "to_value", "to_near", "matrices")),
-        *((name, c_ssize_t) for name in ("query_row", "key_row", "value_row", "to_row")),
-        ("tokens", c_long),
-        *((name, c_int) for name in ("images", "heads", "width", "prefix", "threads")),
-        ("scale", c_float),
-    )
+FactorAbout = structure("factor")
+FactorGradientAbout = structure("factor_gradient")
 
 
 def fits(*parts: Tensor) -> bool:

@@ -21,8 +21,8 @@ static int heads_task(void *about, long index) {
     return 0;
 }
 
-static int run_heads(const struct heads *at) {
-    return share(heads_task, (void *)at, pieces_of(at->rows, HEADS_ROWS), at->threads);
+static int run_heads(struct heads *at) {
+    return share(heads_task, at, pieces_of(at->rows, HEADS_ROWS), at->threads);
 }
 
 /* For a share of the rows the sums of gradient times every turn of x, and of the gradient. */
@@ -47,7 +47,7 @@ static int blocks_task(void *about, long index) {
     return 0;
 }
 
-static int run_blocks(struct blocks_gradient *at) {
+static int run_blocks_gradient(struct blocks_gradient *at) {
     ptrdiff_t numbers = 5 * (ptrdiff_t)at->heads * at->width;
     at->shares = 8 * at->threads < at->rows ? 8 * at->threads : (int)at->rows;
     at->sums = claim((size_t)numbers * at->shares);

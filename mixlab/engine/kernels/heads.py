@@ -2,32 +2,14 @@
 references.
 """
 
-import ctypes
-from ctypes import c_int, c_long, c_ssize_t, c_void_p
-
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import kernels, pointer, structure
 from mixlab.engine.kernels.mlstm import BLOCK, turned
 
-
-class HeadsAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "weights", "bias", "out")),
-        *((name, c_ssize_t) for name in ("x_row", "x_head", "out_row", "out_head")),
-        ("rows", c_long),
-        *((name, c_int) for name in ("heads", "width", "threads")),
-    )
-
-
-class BlocksAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "gradient", "out", "sums")),
-        *((name, c_ssize_t) for name in ("x_row", "x_head", "gradient_row", "gradient_head")),
-        ("rows", c_long),
-        *((name, c_int) for name in ("heads", "width", "shares", "threads")),
-    )
+HeadsAbout = structure("heads")
+BlocksAbout = structure("blocks_gradient")
 
 
 def to_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
@@ -71,7 +53,7 @@ def blocks_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     sums = x.new_empty(BLOCK + 1, channels)
     strides = (channels, width, width, batch * steps * width)
     sizes = (batch * steps, heads, width, 1, torch.get_num_threads())
-    found.run("blocks", BlocksAbout(pointer(x), pointer(gradient), pointer(sums), None, *strides, *sizes))
+    found.run("blocks_gradient", BlocksAbout(pointer(x), pointer(gradient), pointer(sums), None, *strides, *sizes))
     weight, places = x.new_empty(channels // BLOCK, BLOCK, BLOCK), torch.arange(BLOCK)
     for by in range(BLOCK):
         weight[:, places, (places + by) % BLOCK] = sums[by].view(-1, BLOCK)

@@ -4,6 +4,8 @@ It is loaded by address, not by Python's means; the module exists because instal
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "kernels.h"
@@ -41,28 +43,9 @@ EXPORT void mixlab_limit_threads(int most) { limit_threads(most); }
 EXPORT int mixlab_count_workers(void) { return count_workers(); }
 
 /* Callers tell the size of what they hand over: that of other sources is refused. */
-#define KERNEL(name, type) \
-    EXPORT int mixlab_##name(type *at, size_t size) { return size == sizeof(type) ? chosen->name(at) : 1; }
-
-KERNEL(linear, struct linear)
-KERNEL(mlp, struct mlp)
-KERNEL(lstm, struct lstms)
-KERNEL(mlstm, struct mlstm)
-KERNEL(longconv, struct longconv)
-KERNEL(norm, struct norm)
-KERNEL(depthwise, struct depthwise)
-KERNEL(taps, struct taps)
-KERNEL(star, struct star)
-KERNEL(weight, struct weight)
-KERNEL(factor, struct factor)
-KERNEL(attention, struct attention)
-KERNEL(attention_gradient, struct attention_gradient)
-KERNEL(factor_gradient, struct factor_gradient)
-KERNEL(resample, struct resample)
-KERNEL(heads, struct heads)
-KERNEL(blocks, struct blocks_gradient)
-KERNEL(pool, struct pool)
-KERNEL(whole_norm, struct whole_norm)
+#define AS_EXPORT(kernel, about) \
+    EXPORT int mixlab_##kernel(struct about *at, size_t size) { return size == sizeof(*at) ? chosen->kernel(at) : 1; }
+KERNELS(AS_EXPORT)
 
 /* Kernels one behind the other: for each a number and the size of what it is handed, which follows. */
 struct step {
@@ -70,10 +53,8 @@ struct step {
     size_t size;
 };
 typedef int (*any_kernel)(void *, size_t);
-static const any_kernel numbered[] = {(any_kernel)mixlab_norm, (any_kernel)mixlab_linear, (any_kernel)mixlab_mlp,
-                                      (any_kernel)mixlab_depthwise, (any_kernel)mixlab_mlstm,
-                                      (any_kernel)mixlab_longconv, (any_kernel)mixlab_pool,
-                                      (any_kernel)mixlab_attention, (any_kernel)mixlab_factor};
+#define AS_ADDRESS(kernel, about) (any_kernel)mixlab_##kernel,
+static const any_kernel numbered[] = {KERNELS(AS_ADDRESS)};
 
 EXPORT int mixlab_steps(char *steps, size_t size) {
     for (char *end = steps + size; steps < end;) {
@@ -84,6 +65,42 @@ EXPORT int mixlab_steps(char *steps, size_t size) {
         steps += (step->size + 7) / 8 * 8;
     }
     return 0;
+}
+
+/* Lines of words that describe `layouts.h` as it was built. */
+struct text {
+    char *at;
+    size_t size, room;
+};
+
+static void write_line(struct text *to, const char *form, ...) {
+    va_list values;
+    va_start(values, form);
+    size_t left = to->size < to->room ? to->room - to->size : 0;
+    to->size += vsnprintf(left ? to->at + to->size : NULL, left, form, values);
+    va_end(values);
+}
+
+#define AS_CONSTANT_LINE(name, value) write_line(&text, "constant %s %d\n", #name, name);
+#define AS_ACTIVATION_LINE(name, spelling) write_line(&text, "activation %s %d\n", #spelling, name);
+#define AS_KERNEL_LINE(kernel, about) write_line(&text, "kernel %s %s\n", #kernel, #about);
+#define AS_FIELD_LINE(kind, name) write_line(&text, "field %s %s %zu %zu\n", #name, #kind, offsetof(SELF, name), sizeof(self->name));
+#define AS_STRUCT_LINES(name) \
+    { \
+        typedef struct name SELF; \
+        SELF *self; \
+        write_line(&text, "struct %s %zu\n", #name, sizeof(SELF)); \
+        FIELDS_OF_##name(AS_FIELD_LINE) \
+    }
+
+/* Writes as much of the description as there is room for, and returns the size of all of it. */
+EXPORT size_t mixlab_describe(char *to, size_t room) {
+    struct text text = {to, 0, room};
+    CONSTANTS(AS_CONSTANT_LINE)
+    ACTIVATIONS(AS_ACTIVATION_LINE)
+    KERNELS(AS_KERNEL_LINE)
+    STRUCTS(AS_STRUCT_LINES)
+    return text.size;
 }
 
 /* Whether pieces of memory hold the same. */

@@ -16,25 +16,7 @@
 #include "heads.h"
 #include "pool.h"
 
-const struct kernels LEVEL = {
-    .lanes = LANES,
-    .mlp = run_mlp,
-    .linear = run_linear,
-    .lstm = run_lstms,
-    .mlstm = run_mlstm,
-    .longconv = run_longconv,
-    .norm = run_norm,
-    .depthwise = run_depthwise,
-    .taps = run_taps,
-    .star = run_star,
-    .weight = run_weight,
-    .factor = run_factor,
-    .factor_gradient = run_factor_gradient,
-    .attention = run_attention,
-    .attention_gradient = run_attention_gradient,
-    .resample = run_resample,
-    .heads = run_heads,
-    .blocks = run_blocks,
-    .pool = run_pool,
-    .whole_norm = run_whole_norm,
-};
+_Static_assert(PACKED_COLUMNS % WIDE == 0 && LSTM_UNITS == BLOCK && CONTEXT_COLUMNS == PANEL, "as layouts.h says");
+
+#define AS_FUNCTION(kernel, about) .kernel = run_##kernel,
+const struct kernels LEVEL = {.lanes = LANES, KERNELS(AS_FUNCTION)};

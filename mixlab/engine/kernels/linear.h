@@ -5,11 +5,7 @@ second. */
 #define DEEP (LANES == 16 ? 256 : 384)
 #define ROWS_AT_ONCE (16 * TALL)
 
-/* Of sums x and numbers y beside them. The last five: residual y + branch x; x times the root of y; x, and aside GELU(x);
-x times the slope of GELU at y, and aside GELU(y); the squared ReLU, and aside the ReLU. */
-enum { NOTHING, GELU, RELU, SQUARED_RELU, SILU, ONTO, TIMES_ROOT, AND_GELU, GELU_SLOPE, AND_RELU };
-
-/* What that needs: a factor and a summand behind the squared ReLU, what lies beside, factors of the residual sum. */
+/* What an activation needs: a factor and a summand behind the squared ReLU, what lies beside, factors of the residual sum. */
 struct after {
     const float *then, *beside, *residual, *branch;
     float *aside;
@@ -298,7 +294,7 @@ static int linear_panels_task(void *about, long index) {
     return 0;
 }
 
-static int run_linear(const struct linear *given) {
+static int run_linear(struct linear *given) {
     struct linear at = *given;
     long panels = pieces_of(at.columns, WIDE), blocks = (at.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     if (!at.packed) {
@@ -357,8 +353,6 @@ static int run_mlp(struct mlp *at) {
     if (!at->first.ready || !at->second.ready) share(mlp_pack_task, at, panels, at->first.threads);
     return share(mlp_task, at, at->tasks, at->first.threads);
 }
-
-#define STAR_AT_ONCE 16384
 
 static int star_task(void *about, long index) {
     const struct star *at = about;

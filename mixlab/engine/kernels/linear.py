@@ -2,14 +2,13 @@
 
 import ctypes
 import math
-from ctypes import c_float, c_int, c_long, c_ssize_t, c_void_p
 
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import activation_number, constant, kernels, pointer, structure
 
-PANEL = 32  # columns of a packed weight, rounded up to the widest of all levels
+PANEL = constant("PACKED_COLUMNS")
 FEW = 480  # rows up to which a panel of the weight is packed where it is used
 AFTER = ("none", "gelu", "relu", "squared_relu", "silu")
 BESIDE = ("onto", "times_root", "and_gelu", "gelu_slope", "and_relu")  # what has other inputs or outputs
@@ -17,47 +16,10 @@ KINDS = (*AFTER, *BESIDE)
 Then = tuple[float, float]  # a factor and a summand behind the squared ReLU
 AS_IT_IS: Then = (1.0, 0.0)
 
-
-class LinearAbout(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, c_void_p)
-            for name in (
-                *("left", "right", "bias", "packed", "out", "beside", "aside", "residual", "branch"),
-                *("norm", "norm_bias"),
-            )
-        ),
-        *((name, c_ssize_t) for name in ("left_row", "left_column", "right_row", "out_row")),
-        ("rows", c_long),
-        ("groups", c_long),
-        *((name, c_int) for name in ("columns", "depth", "right_turned", "after", "threads", "ready")),
-        ("then", c_float * 2),
-        ("eps", c_float),
-    )
-
-
-class MlpAbout(ctypes.Structure):
-    _fields_ = (("first", LinearAbout), ("second", LinearAbout), ("tasks", c_long))
-
-
-class StarAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("gradient", "kept", "out", "sums")),
-        *((name, c_long) for name in ("count", "tasks")),
-        ("slope", c_float),
-        ("threads", c_int),
-    )
-
-
-class WeightAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("left", "right", "out", "sums")),
-        *((name, c_ssize_t) for name in ("left_row", "right_row")),
-        ("rows", c_long),
-        *((name, c_int) for name in ("high", "wide", "adds", "threads")),
-        ("others", c_void_p),
-        *((name, c_long) for name in ("from", "until", "shares", "down", "across")),
-    )
+LinearAbout = structure("linear")
+MlpAbout = structure("mlp")
+StarAbout = structure("star")
+WeightAbout = structure("weight")
 
 
 def run_weight(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None, *, adds: bool) -> None:
@@ -71,7 +33,7 @@ def run_weight(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None, *,
     found.run("weight", WeightAbout(*pointers, left.stride(0), right.stride(0), len(left), *sizes))
 
 
-STAR_AT_ONCE = 16384  # as in linear.h
+STAR_AT_ONCE = constant("STAR_AT_ONCE")
 
 
 def run_star(gradient: Tensor, kept: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,9 +131,9 @@ def describe(
     rows: int,
     after: str = "none",
     then: Then = AS_IT_IS,
-) -> LinearAbout:
+) -> ctypes.Structure:
     """Of contiguous rows and a weight (out, in) with contiguous rows or columns."""
     (columns, depth), turned = weight.shape, weight.stride(1) == 1
     strides = (depth, 1, weight.stride(0) if turned else weight.stride(1), columns)
-    numbers = (rows, 1, columns, depth, turned, KINDS.index(after), torch.get_num_threads(), 0, then)
+    numbers = (rows, 1, columns, depth, turned, activation_number(after), torch.get_num_threads(), 0, then)
     return LinearAbout(*map(pointer, (left, weight, bias, packed, out)), *[None] * 6, *strides, *numbers)

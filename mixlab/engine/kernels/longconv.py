@@ -3,25 +3,14 @@
 import ctypes
 import functools
 import math
-from ctypes import c_int, c_ssize_t, c_void_p
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import kernels, pointer, structure
 
-
-class LongConvAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "taps", "spectrum", "factor", "out")),
-        ("factor_row", c_ssize_t),
-        *((name, c_int) for name in ("images", "height", "width", "channels", "rows", "columns")),
-        *((name, c_int) for name in ("high", "wide", "above", "before")),
-        ("row_turns", c_void_p),
-        ("column_turns", c_void_p),
-        ("threads", c_int),
-    )
+LongConvAbout = structure("longconv")
 
 
 class Kernel(NamedTuple):
@@ -37,7 +26,7 @@ class Kernel(NamedTuple):
     above: int
     before: int
 
-    def about(self, **given: int | None) -> LongConvAbout:
+    def about(self, **given: int | None) -> ctypes.Structure:
         turns = turns_of(self.rows).data_ptr(), turns_of(self.columns).data_ptr()
         threads = torch.get_num_threads()
         return LongConvAbout(**self._asdict(), row_turns=turns[0], column_turns=turns[1], threads=threads, **given)

@@ -1,13 +1,11 @@
 """The mLSTM layer between its linear layers in one walk over the tokens; `mixlab.ops.mlstm` has the references."""
 
-import ctypes
-from ctypes import c_float, c_int, c_ssize_t, c_void_p
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import OPERATOR_TAGS, kernels, pointer
+from mixlab.engine.kernels import OPERATOR_TAGS, kernels, pointer, structure
 from mixlab.engine.kernels.norm import Norm
 
 BLOCK = 4  # channels of a block of the query, key and value projections
@@ -24,15 +22,7 @@ class Packed(NamedTuple):
     gate_biases: Tensor  # (heads, 2 gates)
 
 
-class MlstmAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("source", "values", "gate")),
-        *((name, c_ssize_t) for name in ("source_row", "values_row", "gate_row", "out_row")),
-        *((name, c_void_p) for name in ("projections", "biases", "gate_weights", "gate_biases")),
-        *((name, c_void_p) for name in ("norm", "norm_bias", "skip", "out", "gates")),
-        *((name, c_int) for name in ("images", "steps", "heads", "width", "chunk", "threads", "gated")),
-        *((name, c_float) for name in ("eps", "norm_eps")),
-    )
+MlstmAbout = structure("mlstm")
 
 
 def turned(weight: Tensor) -> Tensor:

@@ -1,13 +1,11 @@
 """Layer norm, also of a product of two, in one pass."""
 
-import ctypes
-from ctypes import c_float, c_int, c_long, c_ssize_t, c_void_p
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import kernels, pointer, structure
 
 
 class Norm(NamedTuple):
@@ -18,15 +16,7 @@ class Norm(NamedTuple):
     eps: float
 
 
-class NormAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("one", "other", "weight", "bias", "out")),
-        *((name, c_ssize_t) for name in ("one_row", "other_row")),
-        ("rows", c_long),
-        ("width", c_int),
-        ("threads", c_int),
-        ("eps", c_float),
-    )
+NormAbout = structure("norm")
 
 
 def norm_of_product(one: Tensor, other: Tensor | None, norm: Norm) -> Tensor:

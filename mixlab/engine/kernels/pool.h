@@ -47,7 +47,7 @@ static int pool_task(void *about, long index) {
     return 0;
 }
 
-static int run_pool(const struct pool *at) { return share(pool_task, (void *)at, (long)at->images * at->height, at->threads); }
+static int run_pool(struct pool *at) { return share(pool_task, at, (long)at->images * at->height, at->threads); }
 
 #define WHOLE_ROWS 64
 
@@ -74,7 +74,7 @@ static void whole_join(const struct whole_norm *at, long image) {
             if (!pass) mean += sums[2 * part] * (numbers / all_numbers);
             else squares += sums[2 * part + 1] + numbers * apart * apart;
         }
-    sums[0] = (float)mean, sums[1] = (float)(1 / __builtin_sqrt(squares / all_numbers + at->eps));
+    sums[0] = (float)mean, sums[1] = (float)(1 / __builtin_sqrt(squares / all_numbers + at->eps) + 0 * squares);
 }
 
 static int whole_apply(void *about, long index) {

@@ -1,28 +1,13 @@
 """Pooling and the norm over a whole image; `mixlab.ops.pool` and `mixlab.ops.norms` have the references."""
 
-import ctypes
-from ctypes import c_float, c_int, c_void_p
-
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import kernels, pointer, structure
 from mixlab.engine.kernels.norm import Norm
 
-
-class PoolAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "stream", "residual", "branch", "out")),
-        *((name, c_int) for name in ("images", "height", "width", "channels", "size", "back", "threads")),
-    )
-
-
-class WholeNormAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "weight", "bias", "out", "sums")),
-        *((name, c_int) for name in ("images", "rows", "width", "threads")),
-        ("eps", c_float),
-    )
+PoolAbout = structure("pool")
+WholeNormAbout = structure("whole_norm")
 
 
 def run_pool(x: Tensor, size: int, *, back: bool = False) -> Tensor:

@@ -134,10 +134,10 @@ static int lstm_pack(void *about, long index) {
     return 0;
 }
 
-static int run_lstms(const struct lstms *layers) {
+static int run_lstm(struct lstms *layers) {
     long tasks = 0, blocks = 0;
     for (int i = 0; i < layers->count; i++) blocks += (layers->each[i].units + BLOCK - 1) / BLOCK;
-    if (layers->packs) share(lstm_pack, (void *)layers, blocks, layers->threads);
+    if (layers->packs) share(lstm_pack, layers, blocks, layers->threads);
     for (int i = 0; i < layers->count; i++) tasks += groups_of(layers->each + i) * layers->images;
-    return share(lstm_task, (void *)layers, tasks, layers->threads);
+    return share(lstm_task, layers, tasks, layers->threads);
 }

@@ -2,17 +2,16 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, c_int, c_ssize_t, c_void_p
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import constant, kernels, pointer, structure
 from mixlab.engine.product import product
 
 AT_ONCE = 2**20  # numbers of the inputs' share that are computed before the steps use them: 4 MB
-BLOCK = 16  # units that the kernel takes together
+BLOCK = constant("LSTM_UNITS")
 
 
 class Run(NamedTuple):
@@ -27,16 +26,8 @@ class Run(NamedTuple):
         return self.weights[1].shape[1]
 
 
-class OneLstm(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("inputs", "weight", "bias", "packed", "out")),
-        ("out_row", c_ssize_t),
-        *((name, c_int) for name in ("height", "width", "units", "vertical", "backwards")),
-    )
-
-
-class Lstms(ctypes.Structure):
-    _fields_ = (("each", POINTER(OneLstm)), *((name, c_int) for name in ("count", "images", "packs", "threads")))
+OneLstm = structure("lstm")
+Lstms = structure("lstms")
 
 
 @torch.no_grad()
@@ -60,4 +51,4 @@ def run_some(image: Tensor, out: Tensor, runs: Sequence[Run], packed: Sequence[T
         pointers = (pointer(one) for one in (inputs[index], run.weights[1], run.weights[3], packed[index]))
         layers[index] = OneLstm(*pointers, start, row, height, width, run.units, run.vertical, run.backwards)
         start += run.units * out.element_size()
-    found.run("lstm", Lstms(layers, len(runs), batch, packs, torch.get_num_threads()))
+    found.run("lstm", Lstms(ctypes.addressof(layers), len(runs), batch, packs, torch.get_num_threads()))

@@ -27,6 +27,6 @@ static int resample_task(void *about, long index) {
     return 0;
 }
 
-static int run_resample(const struct resample *at) {
-    return share(resample_task, (void *)at, (long)at->images * at->height, at->threads);
+static int run_resample(struct resample *at) {
+    return share(resample_task, at, (long)at->images * at->height, at->threads);
 }

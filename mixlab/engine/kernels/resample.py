@@ -2,9 +2,7 @@
 reference.
 """
 
-import ctypes
 import functools
-from ctypes import c_int, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -12,16 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.core.grid import Grid
-from mixlab.engine.kernels import kernels, pointer
+from mixlab.engine.kernels import kernels, pointer, structure
 
-
-class ResampleAbout(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "out", "row_starts", "rows", "row_weights")),
-        *((name, c_void_p) for name in ("column_starts", "columns", "column_weights")),
-        *((name, c_int) for name in ("images", "prefix", "source_height", "source_width", "height", "width")),
-        *((name, c_int) for name in ("channels", "adds", "threads")),
-    )
+ResampleAbout = structure("resample")
 
 
 class Sums(NamedTuple):
@@ -38,9 +29,11 @@ def sums_of(source: int, target: int, back: bool) -> Sums:
     with torch.inference_mode(False), torch.no_grad():
         each = torch.eye(source, device="cpu", dtype=torch.float32)[None]
         matrix = F.interpolate(each, target, mode="linear", align_corners=False)[0]  # (source, target)
-        matrix = matrix if back else matrix.T
-        row, place = matrix.nonzero(as_tuple=True)
-        starts = F.pad((matrix != 0).sum(1).cumsum(0), (1, 0))
+        infinite = each.masked_fill(each == 1, torch.inf)  # shows what is looked at with a weight of 0, too
+        is_seen = F.interpolate(infinite, target, mode="linear", align_corners=False)[0] != 0
+        matrix, is_seen = (matrix, is_seen) if back else (matrix.T, is_seen.T)
+        row, place = is_seen.nonzero(as_tuple=True)
+        starts = F.pad(is_seen.sum(1).cumsum(0), (1, 0))
         return Sums(starts.int(), place.int(), matrix[row, place])
 
 

@@ -52,13 +52,6 @@ def test_they_are_built_where_there_is_a_compiler() -> None:
     assert kernels() is not None or not wanted
 
 
-@needs_kernels
-def test_a_library_of_older_sources_is_told_of() -> None:
-    other = torch._C.__file__  # a library without our functions
-    with pytest.warns(UserWarning, match="older sources"), pytest.raises(AttributeError):
-        native.Kernels(other, 16)
-
-
 @pytest.fixture(params=LEVELS)
 def lanes(request: pytest.FixtureRequest) -> Iterator[int]:
     yield from at_level(request.param)
