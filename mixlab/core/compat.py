@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._C import DispatchKey as DispatchKey  # 2.0 to 2.13
+from torch._decomp import decomposition_table as decomposition_table  # 1.12 to 2.13
+from torch._ops import OpOverload as OpOverload  # 1.12 to 2.13
 from torch.nn.modules.module import _has_any_global_hook  # 1.13 to 2.13
 from torch.utils._python_dispatch import _disable_current_modes  # 2.1 to 2.13
 

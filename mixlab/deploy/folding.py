@@ -36,6 +36,7 @@ def fold_star_relu(mlp: Mlp) -> bool:
     act = mlp.act
     if not bare(act, StarReLU) or not bare(mlp.fc2, nn.Linear, PackedLinear):
         return False
+    assert isinstance(act, StarReLU)
     weight, bias = folded(mlp.fc2.weight, mlp.fc2.bias, act.scale, act.bias)
     mlp.fc2.weight = nn.Parameter(weight, requires_grad=False)
     mlp.fc2.bias = nn.Parameter(bias, requires_grad=False)

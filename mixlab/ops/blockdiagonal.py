@@ -51,7 +51,7 @@ def dense_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> T
 
 
 def heads_gradient(gradients: list[Tensor], inputs: Flat, needed: list[bool], heads: int) -> Flat:
-    return gradients_of(lambda *inputs: heads_reference(*inputs, heads), inputs, needed, gradients)
+    return gradients_of(lambda x, weight, bias: heads_reference(x, weight, bias, heads), inputs, needed, gradients)
 
 
 BLOCK_HEADS = Operator(

@@ -109,11 +109,19 @@ def attend_to_itself(
 
 
 def conv_attention_gradient(
-    gradients: list[Tensor], inputs: Flat, needed: list[bool], heads: int, grid: list[int], *form: bool
+    gradients: list[Tensor],
+    inputs: Flat,
+    needed: list[bool],
+    heads: int,
+    grid: list[int],
+    scaled: bool,
+    softmax_query: bool,
 ) -> Flat:
     def written(qkv: Tensor, *windows: Tensor | None) -> Tensor:
-        settings = dict(zip(("scaled", "softmax_query"), form, strict=True))
-        return conv_attention_reference(qkv, *halves(windows), heads, Grid(*grid), **settings)
+        weights, biases = halves(windows)
+        return conv_attention_reference(
+            qkv, weights, biases, heads, Grid(*grid), scaled=scaled, softmax_query=softmax_query
+        )
 
     return gradients_of(written, inputs, needed, gradients)
 

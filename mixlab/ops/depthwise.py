@@ -17,10 +17,12 @@ def depthwise_reference(x: Tensor, weight: Tensor, bias: Tensor | None, padding:
 
 def depthwise_gradient(gradients: list[Tensor], inputs: Flat, needed: list[bool], padding: list[int]) -> Flat:
     """A bias is only added, and need not be there."""
-    (gradient,), (x, weight, _) = gradients, inputs
+    (gradient,) = gradients
     both: Flat = [None, None]
     if any(needed[:2]):
-        both = gradients_of(lambda *of: depthwise_reference(*of, None, padding), [x, weight], needed[:2], gradients)
+        both = gradients_of(
+            lambda x, weight: depthwise_reference(x, weight, None, padding), inputs[:2], needed[:2], gradients
+        )
     return [*both, gradient.sum((0, 2, 3)) if needed[2] else None]
 
 

@@ -46,8 +46,9 @@ def linear_gradient(
 ) -> Sequence[Tensor | None]:
     if activation != "none":
 
-        def written(*tensors: Tensor) -> Tensor:
-            return linear_reference(*tensors, activation=activation)
+        def written(x: Tensor, weight: Tensor, *others: Tensor | None) -> Tensor:
+            bias, scale, shift = others
+            return linear_reference(x, weight, bias, scale, shift, activation)
 
         return gradients_of(written, inputs, needed, gradients)
     (gradient,), (x, weight, *_) = gradients, inputs

@@ -105,8 +105,8 @@ def gradient(
     assert qkv is not None
     (weights, biases), near = halves(windows), rest[0] if rest else None
     query, key, value = qkv.contiguous().chunk(3, -1)
-    about = {"scale": scale_of(qkv, heads, scaled), "near": near, "prefix": grid.prefix}
-    to_qkv, to_near = factor_gradient((query, key, value), contexts, gradients[0].contiguous(), heads, **about)
+    parts, gradient, scale = (query, key, value), gradients[0].contiguous(), scale_of(qkv, heads, scaled)
+    to_qkv, to_near = factor_gradient(parts, contexts, gradient, heads, scale=scale, near=near, prefix=grid.prefix)
     if to_near is None:
         return [to_qkv]
     to_image = grid._replace(prefix=0).pixels(to_near)

@@ -181,9 +181,8 @@ class Mlstm(Mixer):
         source = F.silu(self.convolve(values, walk))
         if self.spread and walk.prefix:
             source, values, gate = (to_visit(x, walk) for x in (source, values, gate))
-        settings = {"form": self.form, "chunk": self.chunk}
-        mixed = through_mlstm(source, values, gate, self.cell(), self.norm, self.skip, **settings)
-        mixed = through(self.down, mixed)
+        parts = (source, values, gate, self.cell(), self.norm, self.skip)
+        mixed = through(self.down, through_mlstm(*parts, form=self.form, chunk=self.chunk))
         return self.path.restore(from_visit(mixed, walk) if self.spread and walk.prefix else mixed, walk)
 
     def convolve(self, inner: Tensor, walk: Grid) -> Tensor:
