@@ -10,6 +10,7 @@ import torch
 import mixlab
 from mixlab.core.errors import CompileError
 from mixlab.deploy import compile_blocks
+from mixlab.engine import compiled as compiled_parts
 from mixlab.models.mixers import Mixer
 
 OUTPUT_BOUND = 1e-4  # of the logits' std
