@@ -1,5 +1,7 @@
 """What all kernels ask of a call."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from mixlab.engine import kernels as library
@@ -20,3 +22,8 @@ def why_no_wide_kernel(*tensors: Tensor | None) -> str | None:
 
 def needs(fits: bool, reason: str) -> str | None:
     return None if fits else reason
+
+
+def vectors_fit(shape: Sequence[int], *vectors: Tensor | None) -> bool:
+    """Whether vectors over channels have this shape and no gaps."""
+    return all(vector is None or (vector.shape == shape and vector.is_contiguous()) for vector in vectors)

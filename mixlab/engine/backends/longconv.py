@@ -16,6 +16,8 @@ def supports(x: Tensor, kernel: Tensor, factor: Tensor | None, causal: bool, for
         needs(form in ("", "native"), "another form is asked for")
         or why_no_kernel(*given)
         or needs(x.ndim in (3, 4) and kernel.ndim == x.ndim - 1, "a kernel of other axes than the input")
+        or needs(x.shape[-1] == kernel.shape[-1], "a kernel of other channels than the input")
+        or needs(factor is None or factor.shape == x.shape, "a factor of another shape than the input")
         or needs(all(part.stride(-1) == 1 for part in given), "channels that do not lie side by side")
     )
 

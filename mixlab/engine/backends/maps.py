@@ -8,7 +8,7 @@ from mixlab.core.grid import Grid
 from mixlab.engine.kernels.norm import Norm, fits, norm_of_product
 from mixlab.engine.kernels.pool import run_pool, run_whole_norm
 from mixlab.engine.kernels.resample import resample_tokens
-from mixlab.engine.reasons import needs, why_no_kernel
+from mixlab.engine.reasons import needs, vectors_fit, why_no_kernel
 from mixlab.ops.exchange import EXCHANGE, grids_of
 from mixlab.ops.norms import GLOBAL_NORM, LAYER_NORM
 from mixlab.ops.operator import Backend, Flat, Trainer
@@ -115,10 +115,6 @@ def supports_global_norm(tokens: Tensor, weight: Tensor | None, bias: Tensor | N
         or needs(tokens.ndim == 3 and tokens.is_contiguous(), "tokens that do not lie row by row")
         or needs(vectors_fit(tokens.shape[2:], weight, bias), "weights of another shape than the channels")
     )
-
-
-def vectors_fit(shape: Sequence[int], *vectors: Tensor | None) -> bool:
-    return all(vector is None or (vector.shape == shape and vector.is_contiguous()) for vector in vectors)
 
 
 def global_norm(tokens: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

@@ -10,7 +10,7 @@ from mixlab.engine.kernels.mlstm import BLOCK, WIDTH, Packed, run_mlstm, turned
 from mixlab.engine.kernels.norm import Norm
 from mixlab.engine.kernels.recurrent import Run, lstm_maps
 from mixlab.engine.product import why_no_product
-from mixlab.engine.reasons import needs, why_no_kernel
+from mixlab.engine.reasons import needs, vectors_fit, why_no_kernel
 from mixlab.ops.mlstm import EPS
 from mixlab.ops.mlstm_layer import MLSTM_LAYER, CellWeights, folded_gates
 from mixlab.ops.operator import Backend
@@ -22,12 +22,20 @@ from mixlab.ops.recurrent import RECURRENT_MAPS, walks_of
 def supports_maps(
     image: Tensor, weights: Sequence[Tensor], cell: str, vertical: Sequence[bool], backwards: Sequence[bool]
 ) -> str | None:
+    walks = walks_of(weights, vertical, backwards)
     return (
         needs(cell == "lstm", "a cell that is no LSTM")
         or why_no_kernel(image, *weights)
         or needs(image.ndim == 4 and all(weight.is_contiguous() for weight in weights), "weights with gaps")
+        or needs(all(directions_fit(image, *walk.weights) for walk in walks), "weights that do not fit the image")
         or why_no_product(image, weights[0], weights[2])
     )
+
+
+def directions_fit(image: Tensor, inputs: Tensor, hidden: Tensor, input_bias: Tensor, hidden_bias: Tensor) -> bool:
+    units = hidden.shape[-1]
+    biases = input_bias.shape == hidden_bias.shape == (4 * units,)
+    return biases and inputs.shape == (4 * units, image.shape[-1]) and hidden.shape == (4 * units, units)
 
 
 def lstm(
@@ -45,14 +53,18 @@ RECURRENT_MAPS.serve(Backend("kernel", supports_maps, lstm))
 def supports_mlstm(source: Tensor, values: Tensor, gate: Tensor, *others: Any) -> str | None:
     *tensors, form, _, _ = others
     weights, (norm, norm_bias, skip) = CellWeights(*tensors[:8]), tensors[8:]
-    around = (norm, norm_bias, skip)
-    width = source.shape[-1] // weights.heads
+    around, channels = (norm, norm_bias, skip), source.shape[-1]
+    width, blocks = channels // weights.heads, (channels // BLOCK, BLOCK, BLOCK)
     return (
         needs(form == "chunkwise", "a form that is no kernel's")
         or why_no_kernel(source, values, gate, *tensors)
         or needs(source.ndim == 3 and source.shape == values.shape == gate.shape, "no tokens (B, T, C)")
-        or needs(all(x is None or x.is_contiguous() for x in around), "a norm or skip with gaps")
-        or needs(weights.query.shape[1] == BLOCK and width % WIDTH == 0, "other blocks than the kernel's")
+        or needs(vectors_fit((channels,), *around), "a norm or skip of another width, or with gaps")
+        or needs(channels % (weights.heads * WIDTH) == 0 and width > 0, "heads that are not multiples of 16 channels")
+        or needs(
+            weights.query.shape == weights.key.shape == weights.value.shape == blocks, f"other blocks than of {BLOCK}"
+        )
+        or needs(weights.gates.shape == (2 * weights.heads, 3 * channels), "gates of other channels")
     )
 
 
