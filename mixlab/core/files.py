@@ -6,7 +6,13 @@ from os import PathLike
 from pathlib import Path
 
 from mixlab.core.errors import MixlabError
-from mixlab.models.weights import current_umask
+
+
+def current_umask() -> int:
+    """Return which permissions new files of this process lack."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 def write_whole(path: str | PathLike[str], content: str | bytes) -> None:

@@ -61,7 +61,7 @@ MOVED = {
     "mixlab.evals.saliency": "mixlab.evals.inspect.saliency",
     "mixlab.evals.scaling": "mixlab.evals.cost.scaling",
     "mixlab.evals.scores": "mixlab.evals.quality.scores",
-    "mixlab.evals.segmentation": "mixlab.metrics.segmentation",
+    "mixlab.evals.segmentation": "mixlab.dense.segmentation",
     "mixlab.evals.shadow_memory": "mixlab.evals.cost.shadow_memory",
     "mixlab.evals.speed": "mixlab.evals.cost.speed",
     "mixlab.evals.summary": "mixlab.evals.cost.summary",

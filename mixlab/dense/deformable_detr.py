@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError, ImageError
-from mixlab.dense.base import DenseModel, prepare
+from mixlab.dense.base import prepare
 from mixlab.dense.detector import DeformableOptions, DetectorConfig
 from mixlab.dense.matching import Layer, Target, set_losses
 from mixlab.dense.targets import as_batch, check_targets
 from mixlab.dense.upernet import MapNorms
 from mixlab.models.backbone import Backbone
+from mixlab.models.model import DenseModel
 from mixlab.models.modules import Modules
 from mixlab.models.pyramid import STRIDES, PyramidAdapter
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from mixlab.core.errors import WeightsError
-from mixlab.dense.base import DenseModel
 from mixlab.dense.timm_maps import TimmMaps, is_timm
 from mixlab.models.backbone import Backbone
 from mixlab.models.build import build
 from mixlab.models.config import ModelConfig
 from mixlab.models.fitting import differences
+from mixlab.models.model import DenseModel
 from mixlab.models.weights import read
 
 

@@ -10,13 +10,14 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
 
-from mixlab.dense.base import DenseModel, prepare
+from mixlab.dense.base import prepare
 from mixlab.dense.detector import DetectorConfig
 from mixlab.dense.regions import BOX_SIZE, MASK_SIZE, RATIOS, Anchors, ProposalHead, Stage, paste_masks
 from mixlab.dense.targets import as_batch, check_targets
 from mixlab.dense.torchvision_ops import supply_operators
 from mixlab.dense.upernet import MapNorms
 from mixlab.models.backbone import Backbone
+from mixlab.models.model import DenseModel
 from mixlab.models.modules import Modules
 from mixlab.models.pyramid import STRIDES, PyramidAdapter
 

@@ -13,9 +13,10 @@ from mixlab.core.choices import make, plain
 from mixlab.core.errors import DataError, require
 from mixlab.data.dense import IGNORE
 from mixlab.dense.backbones import backbone_for
-from mixlab.dense.base import DenseModel, prepare
+from mixlab.dense.base import prepare
 from mixlab.dense.upernet import Classifier, ConvNorm, LinearDecoder, MapNorms, UperNet, enlarge
 from mixlab.models.backbone import Backbone
+from mixlab.models.model import DenseModel
 from mixlab.models.pyramid import PyramidAdapter
 
 LOSS, AUXILIARY_LOSS = "loss", "auxiliary_loss"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixlab.core.errors import ConfigError, MixlabError
-from mixlab.dense.base import DenseModel
 from mixlab.models.backbone import Backbone
+from mixlab.models.model import DenseModel
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

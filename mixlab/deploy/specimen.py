@@ -12,11 +12,11 @@ from torch import nn
 from mixlab.core.errors import ConfigError, ExportError, WeightsError
 from mixlab.core.version import VERSION
 from mixlab.data.transforms import Transform, eval_transform
-from mixlab.dense.base import DenseModel
 from mixlab.evals.subjects import open_subject
 from mixlab.models.backbone import Backbone
 from mixlab.models.config import MIN_SIDE, Preprocessing, parse_image_size
 from mixlab.models.mixers import Mixer
+from mixlab.models.model import DenseModel
 from mixlab.models.zoo import list_models
 
 Source = str | PathLike[str] | Backbone | DenseModel

@@ -16,13 +16,13 @@ from torch import nn
 from mixlab.core.errors import ConfigError, HubError
 from mixlab.core.files import write_whole
 from mixlab.core.version import VERSION
-from mixlab.dense.base import DenseModel, Model
 from mixlab.dense.files import load_dense
 from mixlab.findings.findings import check_folder
 from mixlab.hub.model_card import Metrics, check_metrics, model_card
 from mixlab.models.backbone import Backbone
 from mixlab.models.config import ModelConfig
 from mixlab.models.ensemble import Ensemble
+from mixlab.models.model import DenseModel, Model
 from mixlab.models.released import SHA256, endpoint, hub_errors, offline, sha256_of, verify
 from mixlab.models.weights import save_weights, unwrapped
 from mixlab.models.zoo import create_model, model_config, rows

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from mixlab.core.errors import ConfigError
-from mixlab.dense.base import DenseModel, Model
+from mixlab.models.model import DenseModel, Model
 from mixlab.models.papers import Paper, paper_of
 
 Metrics = Mapping[str, float | str]

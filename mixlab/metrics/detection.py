@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mixlab.core.errors import DataError
-from mixlab.dense.base import DenseModel
 from mixlab.models.backbone import evaluating
+from mixlab.models.model import DenseModel
 
 Objects = Mapping[str, Tensor]
 Annotation = dict[str, Any]  # in COCO's words

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError, WeightsError
-from mixlab.dense.base import DenseModel, Model
+from mixlab.core.files import current_umask
 from mixlab.models.backbone import Backbone
 from mixlab.models.class_map import map_classifier
 from mixlab.models.config import ModelConfig
 from mixlab.models.ensemble import Ensemble
 from mixlab.models.fitting import CLASSIFIER, FREE_FIELDS, absent_as_zeros, differences, fit, keep_own_classifier
 from mixlab.models.layouts import best_layout
+from mixlab.models.model import DenseModel, Model
 
 METADATA_KEY = "mixlab"
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # around the tensors in training checkpoints
@@ -101,12 +102,6 @@ def check_class_names(model: Model) -> list[str]:
     if not right or len(names) not in (0, classes):
         raise WeightsError(f"class_names must be {classes} strings, one per class, or empty; got {names!r}.")
     return list(names)
-
-
-def current_umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
 
 
 def unwrap_model(model: nn.Module) -> Backbone:

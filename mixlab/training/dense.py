@@ -9,13 +9,13 @@ from mixlab.data.mask_transforms import refuse, train_mask_transform
 from mixlab.data.object_transforms import RandomCrop, eval_object_transform, train_object_transform
 from mixlab.data.open_dense import dense_splits, open_dense
 from mixlab.data.shards import ShardStream
-from mixlab.dense.base import DenseModel
 from mixlab.dense.detector import DetectorConfig, create_detector
 from mixlab.dense.files import load_dense, task_of
 from mixlab.dense.segmenter import Segmenter, create_segmenter
 from mixlab.dense.timm_maps import PRETRAINED
 from mixlab.metrics.detection import coco
 from mixlab.models.config import parse_image_size
+from mixlab.models.model import DenseModel
 from mixlab.models.released import is_released
 from mixlab.training.loop import Metrics, Task, Trainer
 from mixlab.training.recipe import Detection as DetectionSizes

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mixlab.core.errors import ConfigError
 from mixlab.core.processes import Processes
-from mixlab.dense.base import DenseModel, Model
 from mixlab.models.backbone import Backbone
+from mixlab.models.model import DenseModel, Model
 
 SHARE = 0.5  # of the free memory for what the backward pass keeps; the rest is for temporaries, data and others
 MOST = 256  # images at once; more do not make a step more efficient

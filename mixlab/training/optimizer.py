@@ -12,7 +12,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from mixlab.core.errors import ConfigError
-from mixlab.dense.base import HEAD, DenseModel, Model
+from mixlab.models.model import HEAD, DenseModel, Model
 from mixlab.training.recipe import Optimiser, Recipe, Schedule
 
 

@@ -26,11 +26,11 @@ from mixlab.data.open import Split, open_data, require_same_classes, splits
 from mixlab.data.seeding import seed_of
 from mixlab.data.subset import Joined
 from mixlab.data.transforms import BatchMix, eval_transform, train_transform
-from mixlab.dense.base import DenseModel, Model
 from mixlab.dense.files import load_dense, task_of
-from mixlab.deploy import compile_blocks
+from mixlab.engine.compile import compile_blocks
 from mixlab.models.backbone import Backbone
 from mixlab.models.class_map import read_class_map
+from mixlab.models.model import DenseModel, Model
 from mixlab.models.weights import save_weights
 from mixlab.models.zoo import create_model
 from mixlab.training.checkpoint import STATES, has_state

@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.core.errors import TrainingError
 from mixlab.core.processes import Processes
-from mixlab.dense.base import DenseModel, Model
 from mixlab.models.build import build
 from mixlab.models.ensemble import Ensemble
+from mixlab.models.model import DenseModel, Model
 
 KINDS = ("ddp", "fsdp")
 

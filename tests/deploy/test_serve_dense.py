@@ -13,9 +13,9 @@ from PIL import Image
 import mixlab
 from mixlab.data.object_transforms import restored
 from mixlab.dense.detector import create_detector
+from mixlab.dense.segmentation import segment
 from mixlab.dense.segmenter import Segmenter, create_segmenter
 from mixlab.evals.quality.dense import detect, seen, seen_pixels
-from mixlab.metrics.segmentation import segment
 from tests.deploy.uploads import FORM, encoded, form, photo, png, truncated_jpeg
 
 pytest.importorskip("fastapi")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mixlab.core.errors import DataError
-from mixlab.dense.base import DenseModel
 from mixlab.metrics.detection import DetectionScores, average_precision, evaluate_detection
+from mixlab.models.model import DenseModel
 
 Objects = dict[str, Tensor]
 NAMES = ("square", "bar")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from mixlab.report.findings import read_finding
 
 import mixlab
 from mixlab.cli import build_parser, main
 from mixlab.cli.arguments import changes_of
+from mixlab.findings.findings import read_finding
 from mixlab.training.recipe import load_recipe
 from mixlab.training.run import repeat, resume
 

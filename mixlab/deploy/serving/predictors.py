@@ -16,15 +16,15 @@ from torch import Tensor
 from mixlab.core.errors import ConfigError
 from mixlab.data.object_transforms import restored
 from mixlab.data.transforms import Resize, eval_transform, evaluation_steps
-from mixlab.dense.base import DenseModel
+from mixlab.dense.segmentation import segment
 from mixlab.dense.segmenter import Segmenter
 from mixlab.deploy.serving import answers
 from mixlab.deploy.serving.images import decoded
 from mixlab.deploy.serving.overlays import classes_png, css_colour, heat_png, object_png
 from mixlab.evals.quality.dense import class_shares, detect, names_of
-from mixlab.metrics.segmentation import segment
 from mixlab.models.backbone import Backbone
 from mixlab.models.ensemble import Ensemble
+from mixlab.models.model import DenseModel
 
 
 class Predictor(Protocol):

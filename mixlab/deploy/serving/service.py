@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mixlab.core.errors import MixlabError, require
-from mixlab.dense.base import DenseModel
 from mixlab.deploy.serving.answers import About, Asked, Timing
 from mixlab.deploy.serving.batching import Batcher, Done
 from mixlab.deploy.serving.images import blank_image, check_image
@@ -16,6 +15,7 @@ from mixlab.deploy.serving.limits import HELD_BODIES, Limits, Overload, Refusal,
 from mixlab.deploy.serving.metrics import Metrics
 from mixlab.deploy.serving.predictors import predictor_for
 from mixlab.models.backbone import Backbone
+from mixlab.models.model import DenseModel
 
 DECODERS = 2  # threads; each holds one decoded image
 AHEAD = 4  # batches that are prepared while one is in the model

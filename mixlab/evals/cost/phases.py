@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mixlab.core.errors import ConfigError, near_misses
 from mixlab.models.zoo import ensemble_row, list_models, model_config
-from mixlab.report.reproduce import phases_of
+from mixlab.training.routes import phases_of
 
 
 def recipes_of(models: Sequence[str], asked: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:

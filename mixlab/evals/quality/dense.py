@@ -18,13 +18,13 @@ from mixlab.data.kinds import Array
 from mixlab.data.loader import Loader
 from mixlab.data.object_transforms import Target, eval_object_transform, restored
 from mixlab.data.open_dense import open_dense
-from mixlab.dense.base import DenseModel
 from mixlab.dense.detector import DetectorConfig
 from mixlab.dense.files import load_dense
+from mixlab.dense.segmentation import evaluate_segmentation, segment
 from mixlab.dense.segmenter import Segmenter
 from mixlab.evals.quality.accuracy import image_paths
 from mixlab.findings.drawing import draw_mask, draw_objects
-from mixlab.metrics.segmentation import evaluate_segmentation, segment
+from mixlab.models.model import DenseModel
 from mixlab.training.tasks.detection import precision
 
 

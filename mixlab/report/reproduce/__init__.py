@@ -2,7 +2,3 @@
 
 python -m mixlab.report.reproduce > docs/reproduce.md
 """
-
-from mixlab.report.reproduce.tables import images_of, phases_of
-
-__all__ = ["images_of", "phases_of"]

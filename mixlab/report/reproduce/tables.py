@@ -1,6 +1,5 @@
 """What is known of the papers' tables beside the rows of named models: `configs/tables.toml` and a file per paper."""
 
-import fnmatch
 import functools
 import re
 import tomllib
@@ -10,22 +9,10 @@ from importlib import resources
 from typing import Any
 
 from mixlab.core.choices import make
-from mixlab.dense.timm_maps import is_timm
 from mixlab.models.papers import papers
-from mixlab.models.zoo import model_config
 
 TITLE = re.compile(r"(Table|Figure)(s?) (.+)")
 SPAN = re.compile(r"(\d+)(?: to (\d+))?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """Recipes that train models in several phases, up to an image size and from a larger dataset if there is one."""
-
-    models: str  # a shell pattern
-    phases: tuple[str, ...]
-    image_size: int = 224
-    pretraining: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,32 +116,6 @@ def paper_tables() -> Mapping[str, PaperTables]:
     """By paper, in the order of the papers."""
     rows = {paper: {**shared()["papers"][paper], **read("tables", f"{paper}.toml")} for paper in papers()}
     return {paper: make(PaperTables, row, f"the tables of {paper}") for paper, row in rows.items()}
-
-
-def images_of(data: str) -> int:
-    """Training images of a dataset."""
-    images: int = shared()["images"][data]
-    return images
-
-
-@functools.cache
-def routes() -> tuple[Route, ...]:
-    return tuple(make(Route, row, "a route of tables.toml") for row in shared()["routes"])
-
-
-def phases_of(model: str, image_size: int = 224, pretraining: str | None = None) -> tuple[str, ...]:
-    """The recipes that lead a model to its ImageNet weights: a route that fits, else the model's own recipe.
-
-    There are none for a model whose weights are public and whose training is not described.
-    """
-    if is_timm(model):
-        return ()
-    for route in routes():
-        fits = (route.image_size, route.pretraining) == (image_size, pretraining)
-        if fits and fnmatch.fnmatch(model, route.models):
-            return route.phases
-    own = model_config(model).recipe
-    return (own,) if own else ()
 
 
 def numbers_of(title: str) -> tuple[str, set[int]]:

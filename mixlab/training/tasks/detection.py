@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixlab.data.loader import Batch, Loader
-from mixlab.dense.base import DenseModel
 from mixlab.metrics.detection import evaluate_detection
+from mixlab.models.model import DenseModel
 from mixlab.training.tasks.segmentation import total
 
 

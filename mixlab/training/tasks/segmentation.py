@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from mixlab.core.processes import Processes
 from mixlab.data.dense import MaskData
 from mixlab.data.loader import Batch, Loader
+from mixlab.dense.segmentation import evaluate_segmentation
 from mixlab.dense.segmenter import Segmenter
-from mixlab.metrics.segmentation import evaluate_segmentation
 
 
 @dataclass

@@ -15,8 +15,8 @@ from mixlab.evals.cost.compute import (
 )
 from mixlab.evals.cost.imagenet import IMAGENET
 from mixlab.models.backbone import Backbone
-from mixlab.report.reproduce import images_of
 from mixlab.training.recipe import load_recipe
+from mixlab.training.routes import images_of
 from mixlab.training.run import Preparation, run_config
 
 

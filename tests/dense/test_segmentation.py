@@ -10,19 +10,18 @@ from torch import Tensor, nn
 from mixlab.core.errors import ConfigError, DataError, UnreadableImage
 from mixlab.core.processes import Processes
 from mixlab.data.dense import MaskData, Masked
-from mixlab.dense.segmenter import Segmenter, create_segmenter
-from mixlab.metrics.segmentation import (
+from mixlab.dense.segmentation import (
     Inference,
     classes_at,
-    confusion,
     evaluate_segmentation,
     predict_multiscale,
     predict_sliding,
     predict_whole,
     segment,
-    segmentation_scores,
     window_starts,
 )
+from mixlab.dense.segmenter import Segmenter, create_segmenter
+from mixlab.metrics.segmentation import confusion, segmentation_scores
 
 # a 3 x 4 image of 4 classes: class 3 occurs nowhere, one pixel is ignored
 TRUTH = torch.tensor([[0, 0, 1, 1], [0, 2, 1, 255], [0, 2, 2, 1]], dtype=torch.uint8)

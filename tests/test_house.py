@@ -1,0 +1,96 @@
+"""Packages import downwards only: no module imports from a storey above its own, not inside functions either."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from mixlab.core.moved import MOVED
+
+ROOT = Path(__file__).parent.parent
+STOREYS = (
+    *("core", "ops", "models", "engine", "data", "metrics", "findings", "dense", "training", "evals", "deploy", "hub"),
+    *("report", "workflows", "cli"),
+)
+LEVEL = {storey: level for level, storey in enumerate(STOREYS)}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (ROOT / "mixlab").rglob("*.py")
+}
+ENTRANCES = {"mixlab", "mixlab.__main__"}  # the package's own names, and `python -m mixlab`
+
+# Modules that import from a storey above their own still, and which. This list only shrinks.
+PENDING = {
+    ("mixlab.models.backbone", "engine"),
+    ("mixlab.models.layers", "engine"),
+    ("mixlab.models.mixers.attention", "engine"),
+    ("mixlab.models.mixers.convattention", "engine"),
+    ("mixlab.models.mixers.hyena", "engine"),
+    ("mixlab.models.mixers.mlstm", "engine"),
+    ("mixlab.models.mixers.pool", "engine"),
+    ("mixlab.models.mixers.recurrent", "engine"),
+    ("mixlab.models.mixers.sepconv", "engine"),
+    ("mixlab.models.position", "engine"),
+    ("mixlab.models.stems", "engine"),
+    ("mixlab.ops.activations", "engine"),
+    ("mixlab.ops.attention", "engine"),
+    ("mixlab.ops.blockdiagonal", "engine"),
+    ("mixlab.ops.convattention", "engine"),
+    ("mixlab.ops.depthwise", "engine"),
+    ("mixlab.ops.exchange", "engine"),
+    ("mixlab.ops.linear", "engine"),
+    ("mixlab.ops.longconv", "engine"),
+    ("mixlab.ops.mlp", "engine"),
+    ("mixlab.ops.norms", "engine"),
+    ("mixlab.ops.pool", "engine"),
+    ("mixlab.ops.written", "engine"),
+    ("mixlab.report.counted", "mixlab"),
+    ("mixlab.report.reproduce.costs", "cli"),
+    ("mixlab.report.reproduce.costs", "mixlab"),
+}
+
+
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    """Dotted names that a file imports, at any depth, but for those that only a type checker reads."""
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            nodes += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports name the whole path"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in MODULES else str(node.module)
+        nodes += ast.iter_child_nodes(node)
+
+
+def storey(module: str) -> str:
+    return module.partition(".")[2].partition(".")[0]
+
+
+def imports() -> Iterator[tuple[str, str]]:
+    for module, path in sorted(MODULES.items()):
+        for name in imported_names(ast.parse(path.read_text(encoding="utf-8"))):
+            if name.split(".")[0] == "mixlab":
+                yield module, name
+
+
+def test_every_module_stands_in_a_storey() -> None:
+    assert {storey(module) for module in MODULES if module not in ENTRANCES} == set(STOREYS)
+
+
+def test_imports_point_downwards() -> None:
+    upwards = {
+        (module, storey(name) or "mixlab")
+        for module, name in imports()
+        if module not in ENTRANCES and (name == "mixlab" or LEVEL[storey(name)] > LEVEL[storey(module)])
+    }
+    assert upwards - PENDING == set(), "these imports point upwards: use a hook in core, or move what they need down"
+    assert PENDING - upwards == set(), "these imports are gone: take them off the list"
+
+
+def test_no_module_imports_by_a_name_of_an_earlier_release() -> None:
+    assert not [(module, name) for module, name in imports() if name in MOVED and name not in MODULES]
