@@ -132,6 +132,9 @@ def test_it_installs_without_a_compiler(tmp_path: Path) -> None:
     python = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
     seen = [path for path in sys.path if path.endswith("site-packages")]
     (site,) = (tmp_path / "venv").rglob("site-packages")
+    for old in (*site.glob("setuptools*"), *site.glob("pkg_resources"), *site.glob("_distutils_hack")):
+        shutil.rmtree(old)  # Python 3.11 brings one of its own, which is too old
+    (site / "distutils-precedence.pth").unlink(missing_ok=True)
     (site / "outer.pth").write_text("\n".join(seen) + "\n", encoding="utf-8")
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MIXLAB_NATIVE")}
     variables |= {"CC": "/bin/false", "CXX": "/bin/false"}
