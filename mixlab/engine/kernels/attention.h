@@ -9,18 +9,18 @@ lie in panels of 16 for scores, values in rows for their weighted sum. Queries a
 #define LOG2_E 1.44269504088896341f
 #define LN_2 0.693147180559945309f
 
-/* 2^x for x up to 1, within 2 units in the last place; below 2^-126 it stays at that. */
+/* 2^x for x up to 1, within 2 units in the last place; nothing below 2^-125. */
 INLINE vec power_of_two(vec x) {
-    x = at_least(x, -126.0f);
+    ivec none = x < -125.0f;
+    x = at_least(x, -125.0f);
     const vec magic = all(12582912.0f); /* as in `exponential` */
-    vec shifted = x + magic, rest = x - (shifted - magic), result = all(1.326472731307149e-3f);
+    vec shifted = x + magic, whole = shifted - magic, rest = x - whole, result = all(1.326472731307149e-3f);
     result = result * rest + 9.671512991189957e-3f;
     result = result * rest + 5.550733581185341e-2f;
     result = result * rest + 2.4022242426872253e-1f;
     result = result * rest + 6.931470036506653e-1f;
     result = result * rest + 1.0f;
-    ivec power = ((ivec)shifted - (ivec)magic + 127) << 23;
-    return result * (vec)power;
+    return scaled_by_power(result, whole, (ivec)shifted - (ivec)magic, none);
 }
 
 INLINE int at_most_of(long left, int most) { return left < most ? (int)left : most; }

@@ -156,21 +156,26 @@ INLINE struct lanes lanes_of(const struct longconv *at, long block) {
 }
 
 /* The two channels of a lane travel together, so that rounding errors of the larger would swamp the smaller: both are
-brought to numbers near 1 first, by powers of two. */
+brought to numbers near 1 first, by powers of two. A channel that is not all numbers becomes zeros, so that its partner is
+left alone, and its power, and through that every output, is not a number. */
 struct scale {
     vec re, im;
 };
 
 INLINE vec power_below(vec largest) { /* the power of two in it; 1 where there is none */
     ivec power = (ivec)largest & 0x7f800000;
-    return choose((power == 0) | (power >= 0x7f000000), all(1.0f), (vec)power);
+    vec found = choose((power == 0) | (power == 0x7f000000), all(1.0f), (vec)power);
+    return choose(power == 0x7f800000, all(__builtin_nanf("")), found);
 }
+
+/* x over its power, zeros where that is not a number. */
+INLINE vec without_power(vec x, vec inverse, vec power) { return choose(power == power, x * inverse, (vec){0}); }
 
 INLINE vec inverse_power(vec power) { return (vec)(0x7f000000 - (ivec)power); }
 
 INLINE vec larger(vec largest, vec x) {
     x = (vec)((ivec)x & 0x7fffffff);
-    return choose(x > largest, x, largest);
+    return choose((ivec)x > (ivec)largest, x, largest); /* what is not a number is larger than all */
 }
 
 /* The powers of the channels of a block over `count` pixels. */
@@ -194,7 +199,8 @@ INLINE void line_task(const struct longconv *at, const struct lanes *lanes, cons
     for (int w = 0; w < count; w++) {
         const float *x = from + (size_t)w * at->channels + lanes->first;
         put(line + (size_t)((start + w + columns) % columns) * CELL,
-            (cvec){load_some(x, lanes->real) * re, load_some(x + LANES, lanes->imaginary) * im});
+            (cvec){without_power(load_some(x, lanes->real), re, scale->re),
+                   without_power(load_some(x + LANES, lanes->imaginary), im, scale->im)});
     }
     struct lane to = {spectra + (size_t)row * CELL, (size_t)tall * CELL};
     fourier((struct lane){line, CELL}, to, line + (size_t)columns * CELL, columns, touched, at->column_turns, 0);

@@ -236,7 +236,7 @@ INLINE void mlstm_finish(const struct mlstm *at, const float *reading, ptrdiff_t
     int width = at->width;
     ptrdiff_t place = (ptrdiff_t)head * width;
     float mean = norm_sum(reading, width, 0, 1) / width;
-    float over = 1.0f / __builtin_sqrtf(norm_sum(reading, width, mean, 2) / width + at->norm_eps);
+    float over = over_root(norm_sum(reading, width, mean, 2) / width, at->norm_eps);
     const float *source = at->source + step * at->source_row + place, *gate = at->gate + step * at->gate_row + place;
     float *out = at->out + step * at->out_row + place;
     for (int c = 0; c < width; c += LANES) {

@@ -23,10 +23,14 @@ INLINE float norm_sum(const float *row, int width, float mean, int power) {
     return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
+/* What deviations are multiplied with; not a number if their squares were too large for one, as in PyTorch, where that depends
+on the width. */
+INLINE float over_root(float variance, float eps) { return 1.0f / __builtin_sqrtf(variance + eps) + 0.0f * variance; }
+
 /* A row, which may take the place of its input. */
 INLINE void norm_row(float *out, const float *row, int width, const float *weight, const float *bias, float eps) {
     float mean = norm_sum(row, width, 0, 1) / width;
-    float over = 1.0f / __builtin_sqrtf(norm_sum(row, width, mean, 2) / width + eps);
+    float over = over_root(norm_sum(row, width, mean, 2) / width, eps);
     for (int c = 0; c < width; c += LANES) {
         int some = width - c;
         vec x = (load_some(row + c, some) - mean) * over * load_some(weight + c, some);

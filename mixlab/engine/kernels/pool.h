@@ -74,7 +74,7 @@ static void whole_join(const struct whole_norm *at, long image) {
             if (!pass) mean += sums[2 * part] * (numbers / all_numbers);
             else squares += sums[2 * part + 1] + numbers * apart * apart;
         }
-    sums[0] = (float)mean, sums[1] = (float)(1 / __builtin_sqrt(squares / all_numbers + at->eps));
+    sums[0] = (float)mean, sums[1] = (float)(1 / __builtin_sqrt(squares / all_numbers + at->eps) + 0 * squares);
 }
 
 static int whole_apply(void *about, long index) {

@@ -29,9 +29,11 @@ def sums_of(source: int, target: int, back: bool) -> Sums:
     with torch.inference_mode(False), torch.no_grad():
         each = torch.eye(source, device="cpu", dtype=torch.float32)[None]
         matrix = F.interpolate(each, target, mode="linear", align_corners=False)[0]  # (source, target)
-        matrix = matrix if back else matrix.T
-        row, place = matrix.nonzero(as_tuple=True)
-        starts = F.pad((matrix != 0).sum(1).cumsum(0), (1, 0))
+        infinite = each.masked_fill(each == 1, torch.inf)  # shows what is looked at with a weight of 0, too
+        is_seen = F.interpolate(infinite, target, mode="linear", align_corners=False)[0] != 0
+        matrix, is_seen = (matrix, is_seen) if back else (matrix.T, is_seen.T)
+        row, place = is_seen.nonzero(as_tuple=True)
+        starts = F.pad(is_seen.sum(1).cumsum(0), (1, 0))
         return Sums(starts.int(), place.int(), matrix[row, place])
 
 

@@ -87,9 +87,22 @@ INLINE float sum(vec x) {
     return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
-/* e^x within 2 units in the last place; below e^-87 it stays at that, which is nothing to any sum here. */
+/* x times 2^whole, which may be infinity; nothing where `none`. The power is at least -125. */
+INLINE vec scaled_by_power(vec x, vec whole, ivec shifted, ivec none) {
+#if LANES == 16
+    (void)shifted;
+    return _mm512_maskz_scalef_ps(_knot_mask16(_mm512_movepi32_mask((__m512i)none)), x, whole);
+#else
+    (void)whole;
+    x *= (vec)((shifted + 126) << 23); /* by half of it, which is a number even where it is not */
+    return choose(none, (vec){0}, x + x);
+#endif
+}
+
+/* e^x within 2 units in the last place; nothing below e^-86.5, where numbers lose their precision. */
 INLINE vec exponential(vec x) {
-    x = at_most(at_least(x, -87.0f), 88.0f);
+    ivec none = x < -86.5f;
+    x = at_most(at_least(x, -86.5f), 89.0f);
     const vec magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
     vec shifted = x * 1.44269504088896341f + magic;
     vec whole = shifted - magic;
@@ -102,8 +115,7 @@ INLINE vec exponential(vec x) {
     even = even * rest + 1.6666665459e-1f;
     even = even * rest + 5.0000001201e-1f;
     vec result = even * rest * rest + rest + 1.0f;
-    ivec power = ((ivec)shifted - (ivec)magic + 127) << 23;
-    return result * (vec)power;
+    return scaled_by_power(result, whole, (ivec)shifted - (ivec)magic, none);
 }
 
 /* log(sigmoid(x)); the logarithm of 1 + y as 2 artanh(y / (2 + y)), exact for small y. */
