@@ -79,7 +79,7 @@ def test_text_files_are_utf_8_on_every_system() -> None:
                     assert said, f"{name}:{node.lineno}"
 
 
-@pytest.mark.parametrize("system", ["win32", "darwin"])
+@pytest.mark.parametrize("system", ["win32", pytest.param("darwin", marks=pytest.mark.heavy)])
 def test_training_and_inference_run_on_another_system(system: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.other_system", system, str(tmp_path)]
     child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
