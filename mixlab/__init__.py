@@ -15,6 +15,7 @@ from mixlab.core.version import VERSION  # noqa: E402
 from mixlab.metrics.macs import macs  # noqa: E402
 from mixlab.models.backbone import Backbone  # noqa: E402
 from mixlab.models.ensemble import Ensemble  # noqa: E402
+from mixlab.models.model import Model  # noqa: E402
 from mixlab.models.pyramid import PyramidAdapter  # noqa: E402
 from mixlab.models.weights import load_weights, save_weights  # noqa: E402
 from mixlab.models.zoo import create_model, list_models  # noqa: E402
@@ -35,6 +36,7 @@ __all__ = [
     "Backbone",
     "Ensemble",
     "MixlabError",
+    "Model",
     "PyramidAdapter",
     "__version__",
     "compare",

@@ -8,7 +8,6 @@ from typing import Any
 from mixlab.core.errors import ConfigError
 from mixlab.dense.timm_maps import is_timm, timm_maps
 from mixlab.models.backbone import Backbone
-from mixlab.models.ensemble import Ensemble
 from mixlab.models.released import fetch, find_release, is_released
 from mixlab.models.weights import load_weights
 from mixlab.models.zoo import create_model
@@ -33,7 +32,7 @@ def backbone_for(
         backbone = create_model(backbone, **{**unasked, **(options or {}), "num_classes": 0})
     elif options:
         raise ConfigError("backbone_options change a named backbone; this one is built. Build it with them.")
-    if not isinstance(backbone, Backbone) or isinstance(backbone, Ensemble):
+    if not isinstance(backbone, Backbone):
         raise ConfigError(f"A {what} needs the name of a model, or a single one; got a {type(backbone).__name__}.")
     if weights is not None:
         if backbone.config.num_classes:

@@ -1,10 +1,10 @@
 """What segmenters and detectors have in common: a backbone that gives maps."""
 
 from mixlab.models.backbone import Backbone
-from mixlab.models.model import HEAD as HEAD
-from mixlab.models.model import DenseModel as DenseModel
-from mixlab.models.model import Model as Model
-from mixlab.models.model import TaskConfig as TaskConfig
+from mixlab.models.dense_model import HEAD as HEAD
+from mixlab.models.dense_model import DenseModel as DenseModel
+from mixlab.models.dense_model import TaskConfig as TaskConfig
+from mixlab.models.dense_model import Trainable as Trainable
 
 
 def prepare(backbone: Backbone, learned_maps: bool | None) -> bool:

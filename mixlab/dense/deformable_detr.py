@@ -21,7 +21,7 @@ from mixlab.dense.matching import Layer, Target, set_losses
 from mixlab.dense.targets import as_batch, check_targets
 from mixlab.dense.upernet import MapNorms
 from mixlab.models.backbone import Backbone
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
 from mixlab.models.modules import Modules
 from mixlab.models.pyramid import STRIDES, PyramidAdapter
 

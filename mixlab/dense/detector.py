@@ -9,7 +9,7 @@ from mixlab.core.choices import make, plain
 from mixlab.core.errors import require
 from mixlab.dense.backbones import backbone_for
 from mixlab.models.backbone import Backbone
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
 from mixlab.models.zoo import detection_options
 
 Kind = Literal["mask_rcnn", "cascade_mask_rcnn", "deformable_detr"]

@@ -11,8 +11,8 @@ from mixlab.dense.timm_maps import TimmMaps, is_timm
 from mixlab.models.backbone import Backbone
 from mixlab.models.build import build
 from mixlab.models.config import ModelConfig
+from mixlab.models.dense_model import DenseModel
 from mixlab.models.fitting import differences
-from mixlab.models.model import DenseModel
 from mixlab.models.weights import read
 
 

@@ -104,7 +104,9 @@ class MixlabBackbone(BackboneMixin, PreTrainedModel):
 
     @property
     def backbone(self) -> Backbone:
-        return self.maps.backbone if isinstance(self.maps, PyramidAdapter) else self.maps
+        model = self.maps.backbone if isinstance(self.maps, PyramidAdapter) else self.maps
+        assert isinstance(model, Backbone)
+        return model
 
     def forward(
         self,

@@ -17,7 +17,7 @@ from mixlab.dense.targets import as_batch, check_targets
 from mixlab.dense.torchvision_ops import supply_operators
 from mixlab.dense.upernet import MapNorms
 from mixlab.models.backbone import Backbone
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
 from mixlab.models.modules import Modules
 from mixlab.models.pyramid import STRIDES, PyramidAdapter
 

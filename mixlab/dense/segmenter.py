@@ -16,7 +16,7 @@ from mixlab.dense.backbones import backbone_for
 from mixlab.dense.base import prepare
 from mixlab.dense.upernet import Classifier, ConvNorm, LinearDecoder, MapNorms, UperNet, enlarge
 from mixlab.models.backbone import Backbone
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
 from mixlab.models.pyramid import PyramidAdapter
 
 LOSS, AUXILIARY_LOSS = "loss", "auxiliary_loss"

@@ -13,7 +13,7 @@ from mixlab.data.open import open_data
 from mixlab.deploy.onnx import Run
 from mixlab.deploy.specimen import Specimen
 from mixlab.evals.quality.accuracy import check_classes
-from mixlab.models.backbone import Backbone
+from mixlab.models.model import Model
 from mixlab.training.tasks.classification import accuracy
 
 CHECKED = (1, 3)  # batches that an export with a dynamic batch is run with; it is traced with another
@@ -58,7 +58,7 @@ class Accuracy:
         if specimen.task != "classification":
             raise ConfigError(f"Accuracy is measured of classifiers; this model is for {specimen.task}.")
         source = open_data(data, split)  # type: ignore[arg-type]
-        if isinstance(specimen.model, Backbone):
+        if isinstance(specimen.model, Model):
             check_classes(specimen.model, source.class_names, str(data))
         elif specimen.num_classes != len(source.class_names):
             raise DataError(

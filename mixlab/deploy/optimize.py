@@ -20,9 +20,9 @@ from mixlab.engine.compile import compile_blocks, has_compiler
 from mixlab.evals.cost.bench import threads_set
 from mixlab.evals.cost.execution import wait_for
 from mixlab.evals.cost.speed import alternate
-from mixlab.models.backbone import Backbone
 from mixlab.models.config import ModelConfig
 from mixlab.models.layers import PackedLinear
+from mixlab.models.model import Model
 
 BOUND = 1e-4  # of the largest score, by which no score may differ
 FLOOR = 1e-2  # scores below it are measured against it
@@ -72,7 +72,7 @@ class Optimized(nn.Module):
     Nothing of it is trained, saved or moved: keep the original for that.
     """
 
-    def __init__(self, model: Backbone) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
         self.report: OptimizeReport | None = None
@@ -141,7 +141,7 @@ class Attempt:
 
 
 def optimize(
-    model: Backbone, example: Tensor, *, compile: bool | None = None, bound: float | None = None, say: Say | None = None
+    model: Model, example: Tensor, *, compile: bool | None = None, bound: float | None = None, say: Say | None = None
 ) -> Optimized:
     """A copy of a model for fast inference on batches like the example; the model itself is left alone.
 
@@ -192,10 +192,10 @@ def optimize(
     return taken.model
 
 
-def makers(model: Backbone, example: Tensor, compile: bool | None, tell: Say) -> dict[str, Callable[[], Attempt | str]]:
+def makers(model: Model, example: Tensor, compile: bool | None, tell: Say) -> dict[str, Callable[[], Attempt | str]]:
     """The forms to try; one that cannot be made is a reason instead."""
 
-    def folded() -> tuple[Backbone, list[str]]:
+    def folded() -> tuple[Model, list[str]]:
         own = copy.deepcopy(model).eval().requires_grad_(False)
         return own, fold(own) if example.dtype in (torch.float32, torch.float64) else []
 
@@ -284,7 +284,7 @@ def optimize_file(
     require(batch >= 1, f"a batch of 1 image or more; got {batch}.")
     with threads_set(threads):
         specimen = open_specimen(source, image_size)
-        if not isinstance(specimen.model, Backbone):
+        if not isinstance(specimen.model, Model):
             raise ConfigError(f"optimize takes Mixlab's classifiers; {specimen.name!r} is something else.")
         images = images_for(specimen, batch, seed=0)
         check(specimen.model, images, compile, None)
@@ -305,9 +305,9 @@ def optimize_file(
     return OptimizedFile(report=report, file=written, file_gain=best["original"] / best["file"])
 
 
-def check(model: Backbone, example: Tensor, compile: bool | None, bound: float | None) -> None:
+def check(model: Model, example: Tensor, compile: bool | None, bound: float | None) -> None:
     """Raise before any work."""
-    if not isinstance(model, Backbone):
+    if not isinstance(model, Model):
         raise ConfigError(f"optimize takes a Mixlab model; got a {type(model).__name__}.")
     require(bound is None or 0 < bound < 1, f"a bound between 0 and 1; got {bound}.")
     model.check_image(example)

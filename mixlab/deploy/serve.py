@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import ipaddress
+import os
 import queue
 import signal
 import socket
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixlab.core.errors import ConfigError, MixlabError
-from mixlab.models.backbone import Backbone
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
+from mixlab.models.model import Model
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-Model = str | PathLike[str] | Backbone | DenseModel
+Served = str | PathLike[str] | Model | DenseModel
 
 LIBRARIES = ("fastapi", "uvicorn", "python_multipart", "captum")
 BATCH, WAIT_MS = 16, 4.0
@@ -31,7 +32,7 @@ GRACE_SECONDS = 5  # beyond the time limit of requests, for answers on their way
 
 
 def create_app(
-    model: Model,
+    model: Served,
     *,
     token: str | None = None,
     hosts: frozenset[str] | None = LOCAL_NAMES,
@@ -53,14 +54,14 @@ def create_app(
 
     check_token(token)
     allowed = Limits(**limits)
-    ready = (model if isinstance(model, Backbone | DenseModel) else load(model)).to(choose_device(device, 0))
-    name = ready.config.name if isinstance(ready, Backbone) else ready.backbone.config.name
+    ready = (model if isinstance(model, Model | DenseModel) else load(model)).to(choose_device(device, 0))
+    name = ready.config.name if isinstance(ready, Model) else ready.backbone.config.name
     service = Service(ready, name, allowed, batch=batch, wait_ms=wait_ms)
     return build_app(service, token=token, hosts=hosts if token is None else None)
 
 
 def serve(
-    model: Model,
+    model: Served,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -88,7 +89,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def serving(model: Model, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> Iterator[str]:
+def serving(model: Served, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> Iterator[str]:
     """Serve from a thread for as long as the context lasts; gives the address."""
     ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     server, door = prepared(model, host, port, ready.put, options)
@@ -113,7 +114,7 @@ def serving(model: Model, *, host: str = "127.0.0.1", port: int = 0, **options: 
 
 
 def prepared(
-    model: Model, host: str, port: int, watch: Callable[[str], None], options: dict[str, Any]
+    model: Served, host: str, port: int, watch: Callable[[str], None], options: dict[str, Any]
 ) -> tuple[Any, socket.socket]:
     """A server that is not running yet, and the socket it will listen at."""
     need_extra()
@@ -151,7 +152,7 @@ def need_extra() -> None:
         raise MixlabError(f"Serving needs {', '.join(missing)}: pip install 'mixlab[serve]'.")
 
 
-def load(path: str | PathLike[str]) -> Backbone | DenseModel:
+def load(path: str | PathLike[str]) -> Model | DenseModel:
     from mixlab.dense.files import load_dense, task_of
     from mixlab.models.zoo import create_model
 
@@ -174,7 +175,8 @@ def bound(host: str, port: int) -> socket.socket:
         family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         door = socket.socket(family, kind, number)
         try:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.name == "posix":  # on Windows it would let two programs have one port
+                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             door.bind(place)
         except BaseException:
             door.close()

@@ -13,13 +13,13 @@ from mixlab.core.errors import ConfigError, ExportError, WeightsError
 from mixlab.core.version import VERSION
 from mixlab.data.transforms import Transform, eval_transform
 from mixlab.evals.subjects import open_subject
-from mixlab.models.backbone import Backbone
 from mixlab.models.config import MIN_SIDE, Preprocessing, parse_image_size
+from mixlab.models.dense_model import DenseModel
 from mixlab.models.mixers import Mixer
-from mixlab.models.model import DenseModel
+from mixlab.models.model import Model
 from mixlab.models.zoo import list_models
 
-Source = str | PathLike[str] | Backbone | DenseModel
+Source = str | PathLike[str] | Model | DenseModel
 Size = int | Sequence[int]
 
 
@@ -71,7 +71,7 @@ def open_specimen(source: Source, image_size: Size | None) -> Specimen:
         model = subject.model
         found = Specimen(
             model=model,
-            name=model.config.name if isinstance(model, Backbone) else subject.name.partition("=")[0],
+            name=model.config.name if isinstance(model, Model) else subject.name.partition("=")[0],
             task="classification" if subject.num_classes else "features",
             image_size=subject.image_size,
             in_channels=subject.in_channels,
@@ -92,7 +92,7 @@ def dense_model(source: Source) -> DenseModel | None:
     """The segmenter or detector, if it is one."""
     if isinstance(source, DenseModel):
         return source
-    if isinstance(source, Backbone) or str(source) in list_models() or not Path(source).is_file():
+    if isinstance(source, Model) or str(source) in list_models() or not Path(source).is_file():
         return None
     from mixlab.dense.files import load_dense, task_of
 

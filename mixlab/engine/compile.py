@@ -9,17 +9,17 @@ from torch import nn
 
 from mixlab.core.errors import CompileError
 from mixlab.models.backbone import Backbone
-from mixlab.models.ensemble import Ensemble
 from mixlab.models.layers import Branch, Mlp
 from mixlab.models.mixers import Mixer
+from mixlab.models.model import Model
 
 COMPILERS = ("g++", "clang++", "cl")
 GRAPH_LIMIT = 1024  # per kind of call: blocks of different widths, image sizes, training and evaluation
 
 
 def compile_blocks(
-    model: Backbone, *, backend: str = "inductor", dynamic: bool = False, fallback: bool = False, **options: Any
-) -> Backbone:
+    model: Model, *, backend: str = "inductor", dynamic: bool = False, fallback: bool = False, **options: Any
+) -> Model:
     """Compile every block in place and return the model; the stem, downsampling and head stay eager.
 
     A model has many blocks but few kinds of them. Compiled one by one, all blocks of a kind use the first one's
@@ -45,14 +45,17 @@ def compile_blocks(
     return model
 
 
-def units(model: Backbone) -> list[nn.Module]:
+def units(model: Model) -> list[nn.Module]:
     """What is compiled on its own: blocks, or what the serial and parallel blocks of a co-scale model share."""
-    if isinstance(model, Ensemble):
-        return [unit for member in model.members for unit in units(member)]
-    if model.coscale is None:
-        return list(model.blocks.values())
-    mixing = [module for module in model.modules() if isinstance(module, Branch) and isinstance(module.mixer, Mixer)]
-    return [*mixing, *(module for module in model.modules() if isinstance(module, Mlp))]
+    return [unit for backbone in model.backbones for unit in units_of(backbone)]
+
+
+def units_of(backbone: Backbone) -> list[nn.Module]:
+    if backbone.coscale is None:
+        return list(backbone.blocks.values())
+    modules = list(backbone.modules())
+    mixing = [module for module in modules if isinstance(module, Branch) and isinstance(module.mixer, Mixer)]
+    return [*mixing, *(module for module in modules if isinstance(module, Mlp))]
 
 
 class InferenceOnly:

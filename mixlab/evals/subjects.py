@@ -22,11 +22,12 @@ from mixlab.data.transforms import Transform, eval_transform
 from mixlab.evals.timm_places import check_module, maps_at, place_names
 from mixlab.models.backbone import Backbone
 from mixlab.models.config import Preprocessing, parse_image_size
+from mixlab.models.model import Model
 from mixlab.models.zoo import create_model, list_models
 
 TIMM = "timm:"
 PRETRAINED = "pretrained"
-Source = str | PathLike[str] | Backbone
+Source = str | PathLike[str] | Model
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,13 +54,13 @@ class Subject:
 
         Of a model of timm these are its stages and blocks; `intermediates` takes the name of any of its modules.
         """
-        if isinstance(self.model, Backbone):
+        if isinstance(self.model, Model):
             return self.model.intermediate_names
         return tuple(place_names(self.model))
 
     def check_intermediate(self, name: str) -> None:
         """Raise a ConfigError with near misses if the model has no place of this name."""
-        if not isinstance(self.model, Backbone):
+        if not isinstance(self.model, Model):
             check_module(self.model, name)
         elif name not in self.intermediate_names:
             raise ConfigError(
@@ -69,7 +70,7 @@ class Subject:
     def intermediates(self, images: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
         """NCHW maps behind named places; gradients reach the images."""
         wanted = list(names)
-        if isinstance(self.model, Backbone):
+        if isinstance(self.model, Model):
             return self.model.intermediates(images, wanted)
         return maps_at(self.model, images, wanted)
 
@@ -95,7 +96,7 @@ def open_subject(
     own = dict(changes or {})
     wanted = {"num_classes": num_classes, "in_channels": in_channels}
     options: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
-    if isinstance(source, Backbone):
+    if isinstance(source, Model):
         return of_backbone(source.config.name, source, image_size, trained=True)
     text = str(source)
     name, mark, weights = text.partition("=")
@@ -120,7 +121,7 @@ def open_subject(
         return of_backbone(text, create_model(weights=text, **own), image_size, trained=True)
 
 
-def of_backbone(name: str, model: Backbone, image_size: int | tuple[int, int] | None, *, trained: bool) -> Subject:
+def of_backbone(name: str, model: Model, image_size: int | tuple[int, int] | None, *, trained: bool) -> Subject:
     config = model.config
     return Subject(
         name=name,
@@ -136,17 +137,15 @@ def of_backbone(name: str, model: Backbone, image_size: int | tuple[int, int] | 
 
 def backbone_of(source: "Subject | nn.Module", what: str) -> Backbone:
     """The single Mixlab model of a subject: only these can show some things, such as "kernels"."""
-    from mixlab.models.ensemble import Ensemble
-
     name, model = (source.name, source.model) if isinstance(source, Subject) else (type(source).__name__, source)
-    if not isinstance(model, Backbone):
+    if isinstance(model, Backbone):
+        return model
+    if not isinstance(model, Model):
         raise ConfigError(f"{name!r} cannot show its {what}: only Mixlab's own models declare where they are.")
-    if isinstance(model, Ensemble):
-        raise ConfigError(
-            f"{model.title!r} is an ensemble, and {what} are a member's. Ask for one of its {len(model.members)}: "
-            f"--member 0, or model.members[0] in Python."
-        )
-    return model
+    raise ConfigError(
+        f"{model.config.name!r} is an ensemble, and {what} are a member's. Ask for one of its {len(model.backbones)}: "
+        f"--member 0, or model.members[0] in Python."
+    )
 
 
 def open_timm(
@@ -234,9 +233,7 @@ def timm_features(model: nn.Module) -> list[Any]:
 
 def short_names(subjects: Sequence[Subject]) -> list[str]:
     """Names for tables and pictures that tell these apart."""
-    short = [
-        one.model.config.name if isinstance(one.model, Backbone) else one.name.partition("=")[0] for one in subjects
-    ]
+    short = [one.model.config.name if isinstance(one.model, Model) else one.name.partition("=")[0] for one in subjects]
     if len({one.trained for one in subjects}) > 1:
         short = [f"{name}, {'trained' if one.trained else 'random'}" for name, one in zip(short, subjects, strict=True)]
     return [name if short.count(name) == 1 else one.name for name, one in zip(short, subjects, strict=True)]

@@ -21,8 +21,7 @@ from mixlab.findings.findings import check_folder
 from mixlab.hub.model_card import Metrics, check_metrics, model_card
 from mixlab.models.backbone import Backbone
 from mixlab.models.config import ModelConfig
-from mixlab.models.ensemble import Ensemble
-from mixlab.models.model import DenseModel, Model
+from mixlab.models.dense_model import DenseModel, Trainable
 from mixlab.models.released import SHA256, endpoint, hub_errors, offline, sha256_of, verify
 from mixlab.models.weights import save_weights, unwrapped
 from mixlab.models.zoo import create_model, model_config, rows
@@ -46,7 +45,7 @@ def from_hub(
     cache_dir: str | PathLike[str] | None = None,
     token: str | bool | None = None,
     **overrides: Any,
-) -> Model:
+) -> Trainable:
     """The model of a folder, or of a repository OWNER/NAME on the Hub, that `push_to_hub` wrote.
 
     A folder of that name comes first; "hf-hub:OWNER/NAME" and "local-dir:PATH" leave no doubt. The hash of the weights
@@ -159,7 +158,7 @@ def push_to_hub(
 
 
 def upload(
-    model: Model,
+    model: Trainable,
     repository: str,
     card: str,
     *,
@@ -185,7 +184,7 @@ def upload(
         return str(done.commit_url)
 
 
-def write_folder(model: Model, folder: Path, card: str) -> None:
+def write_folder(model: Trainable, folder: Path, card: str) -> None:
     """Weights, then the config with their hash, then the card unless there is one."""
     save_weights(model, folder / WEIGHTS)
     config = hub_config(model, sha256_of(folder / WEIGHTS))
@@ -194,7 +193,7 @@ def write_folder(model: Model, folder: Path, card: str) -> None:
         write_whole(folder / CARD, card)
 
 
-def hub_config(model: Model, digest: str) -> dict[str, Any]:
+def hub_config(model: Trainable, digest: str) -> dict[str, Any]:
     """config.json: timm's entries where timm can build the model, and ours."""
     task = model.task if isinstance(model, DenseModel) else "classification"
     ours = {"version": VERSION, "task": task, "weights": {"file": WEIGHTS, "sha256": digest}}
@@ -217,9 +216,9 @@ def hub_config(model: Model, digest: str) -> dict[str, Any]:
     }
 
 
-def architecture(model: Model) -> str | None:
+def architecture(model: Trainable) -> str | None:
     """The name that timm knows a model by; None for what it cannot build."""
-    if not isinstance(model, Backbone) or isinstance(model, Ensemble) or model.config.name not in rows():
+    if not isinstance(model, Backbone) or model.config.name not in rows():
         return None
     return f"mixlab_{model.config.name}"
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from mixlab.core.errors import ConfigError
-from mixlab.models.model import DenseModel, Model
+from mixlab.models.dense_model import DenseModel, Trainable
 from mixlab.models.papers import Paper, paper_of
 
 Metrics = Mapping[str, float | str]
@@ -18,7 +18,7 @@ def check_metrics(metrics: Metrics) -> None:
 
 
 def model_card(
-    model: Model,
+    model: Trainable,
     architecture: str | None,
     repository: str | None,
     *,
@@ -50,7 +50,7 @@ def front_matter(entries: Mapping[str, object]) -> str:
     return "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in entries.items()) + "---\n"
 
 
-def facts(model: Model, data: str) -> dict[str, str]:
+def facts(model: Trainable, data: str) -> dict[str, str]:
     config = model.backbone.config if isinstance(model, DenseModel) else model.config
     found = {
         "architecture": config.name,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixlab.core.errors import DataError
 from mixlab.models.backbone import evaluating
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
 
 Objects = Mapping[str, Tensor]
 Annotation = dict[str, Any]  # in COCO's words

@@ -22,6 +22,7 @@ from mixlab.models.heads import Readout, head
 from mixlab.models.init import initialise
 from mixlab.models.layers import Residual
 from mixlab.models.mixers import Mixer
+from mixlab.models.model import Model
 from mixlab.models.modules import Modules
 from mixlab.models.position import PositionTable
 from mixlab.models.stems import Stem
@@ -111,7 +112,7 @@ class Stage(nn.Module):
         return tokens, grid
 
 
-class Backbone(nn.Module):
+class Backbone(Model):
     """A vision backbone. Build one with `mixlab.create_model`.
 
     `strides` and `channels` describe the maps of `pyramid`; `reference_grids` are the stages' grids at the config's
@@ -135,6 +136,11 @@ class Backbone(nn.Module):
         self.strides *= len(config.taps) or 1
         self.reference_grids = self.grids(*config.image_size)
         initialise(self, config.init)
+
+    @property
+    def backbones(self) -> "list[Backbone]":
+        """The model itself, which an ensemble has several of."""
+        return [self]
 
     def grids(self, height: int, width: int) -> tuple[Grid, ...]:
         """The grid of each stage for images of this size."""
@@ -285,25 +291,6 @@ class Backbone(nn.Module):
         for name, parameter in self.named_parameters():
             groups[owner.get(id(parameter), "head")].append(name)
         return tuple((name, tuple(parameters)) for name, parameters in groups.items())
-
-    @property
-    def no_decay(self) -> frozenset[str]:
-        """Parameters that weight decay must not touch: vectors, and what a module declares as `undecayed`."""
-        spared = {
-            f"{path}.{name}" for path, module in self.named_modules() for name in getattr(module, "undecayed", ())
-        }
-        return frozenset(name for name, p in self.named_parameters() if p.ndim <= 1 or name in spared)
-
-    @property
-    def decayed_when_released(self) -> frozenset[str]:
-        """Parameters that `no_decay` spares and weight decay touched in the training of the released weights."""
-        places = [
-            f"{path}.{name}"
-            for path, module in self.named_modules()
-            for name in getattr(module, "undecayed_here_only", ())
-        ]
-        trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
-        return frozenset(name for name in trained if any(f"{name}.".startswith(f"{place}.") for place in places))
 
     @property
     def class_activation(self) -> tuple[nn.Module, Callable[[Tensor, tuple[int, int]], Tensor]]:

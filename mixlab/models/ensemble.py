@@ -1,19 +1,20 @@
 """Several models as one: their predictions are averaged (HyenaPixel, section 4.1)."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixlab.core.errors import ConfigError, near_misses
 from mixlab.core.grid import Grid
-from mixlab.models.backbone import Backbone, Block, Visit
+from mixlab.models.backbone import Backbone, Block
 from mixlab.models.config import ModelConfig
-from mixlab.models.coscale import CoscaleBlock, Output
+from mixlab.models.coscale import CoscaleBlock
 from mixlab.models.mixers import Mixer
+from mixlab.models.model import Model
 from mixlab.models.modules import Modules
 
 Average = Literal["logits", "probabilities"]
@@ -21,7 +22,7 @@ AVERAGES: tuple[Average, ...] = ("logits", "probabilities")
 SHARED_FIELDS = ("num_classes", "in_channels", "preprocessing")
 
 
-class Ensemble(Backbone):
+class Ensemble(Model):
     """The mean of the members' class scores; with `average="probabilities"`, the logarithm of their mean probability.
 
     What belongs to one member has its name behind `members.<index>.`; embeddings and, where the strides agree, the maps
@@ -29,7 +30,7 @@ class Ensemble(Backbone):
     """
 
     def __init__(self, members: Sequence[Backbone], *, name: str = "ensemble", average: Average = "logits") -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         check_members(members, average)
         self.members: Modules[Backbone] = Modules(members)
         self.title, self.average = name, average
@@ -46,9 +47,6 @@ class Ensemble(Backbone):
         """The members' features side by side."""
         return torch.cat([member.embed(image) for member in self.members], 1)
 
-    def features(self, image: Tensor, visit: Visit | None = None) -> list[Output]:
-        raise self.ask_a_member("tokens")
-
     def pyramid(self, image: Tensor) -> list[Tensor]:
         """The members' maps of each stride side by side."""
         self.strides  # noqa: B018  raises where they differ
@@ -61,13 +59,12 @@ class Ensemble(Backbone):
                 raise ConfigError(
                     f"{self.title!r} has no intermediate {name!r}. {near_misses(name, self.intermediate_names)}"
                 )
-        found: dict[str, Tensor] = {}
-        for index, member in enumerate(self.members):
-            start = f"members.{index}."
-            own = [name.removeprefix(start) for name in wanted if name.startswith(start)]
-            if own:
-                found |= {start + name: value for name, value in member.intermediates(image, own).items()}
-        return {name: found[name] for name in wanted}
+        maps: dict[str, Tensor] = {}
+        for prefix, member in self.named_members:
+            asked = [name.removeprefix(prefix) for name in wanted if name.startswith(prefix)]
+            if asked:
+                maps |= {prefix + name: value for name, value in member.intermediates(image, asked).items()}
+        return {name: maps[name] for name in wanted}
 
     def explain(self, image: Tensor, block: str) -> dict[str, Tensor]:
         if block not in self.explanations:
@@ -91,6 +88,11 @@ class Ensemble(Backbone):
         self.members[0].check_image(image)
 
     # -- facts -----------------------------------------------------------------------------------
+
+    @property
+    def backbones(self) -> list[Backbone]:
+        """The members."""
+        return list(self.members)
 
     @property
     def config(self) -> ModelConfig:  # type: ignore[override]
@@ -133,10 +135,6 @@ class Ensemble(Backbone):
         return self.members[0].grids(height, width)
 
     @property
-    def pyramid_names(self) -> tuple[str, ...]:
-        raise self.ask_a_member("places behind the maps of the pyramid")
-
-    @property
     def blocks(self) -> dict[str, Block | CoscaleBlock]:
         return {prefix + name: block for prefix, member in self.named_members for name, block in member.blocks.items()}
 
@@ -171,15 +169,8 @@ class Ensemble(Backbone):
         }
 
     @property
-    def class_activation(self) -> tuple[nn.Module, Callable[[Tensor, tuple[int, int]], Tensor]]:
-        raise self.ask_a_member("class-activation maps")
-
-    @property
     def named_members(self) -> list[tuple[str, Backbone]]:
         return [(f"members.{index}.", member) for index, member in enumerate(self.members)]
-
-    def ask_a_member(self, what: str) -> ConfigError:
-        return ConfigError(f"An ensemble has no {what} of its own. Ask a member: model.members[0].")
 
 
 def average_scores(scores: Sequence[Tensor], average: Average = "logits") -> Tensor:
@@ -198,14 +189,15 @@ def check_average(average: str) -> None:
         raise ConfigError(f"An ensemble averages {' or '.join(map(repr, AVERAGES))}; got {average!r}.")
 
 
-def check_members(members: Iterable[Backbone], average: Average) -> None:
+def check_members(members: Iterable[Model], average: Average) -> None:
     members = list(members)
-    if any(isinstance(member, Ensemble) for member in members) or len({id(one) for one in members}) < len(members):
+    if any(isinstance(member, Ensemble) for member in members) or len({id(member) for member in members}) < len(
+        members
+    ):
         raise ConfigError("The members of an ensemble are different single models: take the members of an ensemble.")
     if not members or not all(isinstance(member, Backbone) for member in members):
-        raise ConfigError(
-            f"An ensemble needs one or more Mixlab models; got {[type(one).__name__ for one in members]}."
-        )
+        kinds = [type(member).__name__ for member in members]
+        raise ConfigError(f"An ensemble needs one or more Mixlab models; got {kinds}.")
     check_average(average)
     for field in SHARED_FIELDS:
         values = [getattr(member.config, field) for member in members]

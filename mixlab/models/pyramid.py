@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from mixlab.models.backbone import Backbone
+from mixlab.models.model import Model
 from mixlab.ops.resample import rescale_map
 
 STRIDES = (4, 8, 16, 32)
@@ -17,7 +17,7 @@ class PyramidAdapter(nn.Module):
     that are no multiple of the coarsest stride are then rounded up as the backbone rounds them.
     """
 
-    def __init__(self, backbone: Backbone, *, learned: bool = False) -> None:
+    def __init__(self, backbone: Model, *, learned: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
         last = len(backbone.strides) - 1

@@ -23,10 +23,11 @@ from mixlab.core.files import current_umask
 from mixlab.models.backbone import Backbone
 from mixlab.models.class_map import map_classifier
 from mixlab.models.config import ModelConfig
+from mixlab.models.dense_model import DenseModel, Trainable
 from mixlab.models.ensemble import Ensemble
 from mixlab.models.fitting import CLASSIFIER, FREE_FIELDS, absent_as_zeros, differences, fit, keep_own_classifier
 from mixlab.models.layouts import best_layout
-from mixlab.models.model import DenseModel, Model
+from mixlab.models.model import Model
 
 METADATA_KEY = "mixlab"
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # around the tensors in training checkpoints
@@ -95,7 +96,7 @@ def save_weights(model: nn.Module, path: str | PathLike[str]) -> None:
             Path(temporary).unlink(missing_ok=True)
 
 
-def check_class_names(model: Model) -> list[str]:
+def check_class_names(model: Trainable) -> list[str]:
     names = model.class_names
     classes = model.config.num_classes
     right = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
@@ -104,7 +105,7 @@ def check_class_names(model: Model) -> list[str]:
     return list(names)
 
 
-def unwrap_model(model: nn.Module) -> Backbone:
+def unwrap_model(model: nn.Module) -> Model:
     """The backbone itself, without the wrapping of DistributedDataParallel and torch.compile."""
     inner = unwrapped(model)
     if isinstance(inner, DenseModel):
@@ -112,9 +113,9 @@ def unwrap_model(model: nn.Module) -> Backbone:
     return inner
 
 
-def unwrapped(model: nn.Module) -> Model:
+def unwrapped(model: nn.Module) -> Trainable:
     inner = model
-    while not isinstance(inner, (Backbone, DenseModel)):
+    while not isinstance(inner, (Model, DenseModel)):
         wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
         if not isinstance(wrapped, nn.Module):
             raise WeightsError(f"Expected a Mixlab model; got a {type(model).__name__}.")
@@ -145,7 +146,10 @@ def load_weights(
     if checkpoint.about.task is not None:
         what = f"a model for {checkpoint.about.task['name']}; take the backbone of load_dense({str(source)!r})"
         raise WeightsError(f"{checkpoint.origin} holds {what}.")
-    parts = members_of(backbone, checkpoint) if isinstance(backbone, Ensemble) else [(backbone, checkpoint)]
+    if isinstance(backbone, Ensemble):
+        parts = members_of(backbone, checkpoint)
+    else:
+        parts = [(single, checkpoint) for single in backbone.backbones]
     fitted = [
         fitting(member, part, replace_classifier=replace_classifier, class_map=class_map) for member, part in parts
     ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from os import PathLike
-from typing import Any
+from typing import Any, Literal, overload
 
 from mixlab.core.choices import make
 from mixlab.core.errors import ConfigError, near_misses
@@ -16,6 +16,7 @@ from mixlab.models.backbone import Backbone
 from mixlab.models.build import build
 from mixlab.models.config import ModelConfig, Reported, override
 from mixlab.models.ensemble import Average, Ensemble
+from mixlab.models.model import Model
 from mixlab.models.released import fetch, find_release, is_released
 
 FILE_KEYS = ("paper", "defaults", "groups", "models")
@@ -91,20 +92,41 @@ def configure(row: Mapping[str, Any], overrides: Mapping[str, Any]) -> ModelConf
     return ModelConfig.parse(override(row, overrides))
 
 
+@overload
+def create_model(
+    name: Literal["ensemble_hpx_conv_s18", "ensemble_hpx_conv_hb_ca_s18"],
+    *,
+    weights: str | PathLike[str] | None = None,
+    class_map: Sequence[int] | None = None,
+    **overrides: Any,
+) -> Ensemble: ...
+
+
+@overload
 def create_model(
     name: str | None = None,
     *,
     weights: str | PathLike[str] | None = None,
     class_map: Sequence[int] | None = None,
     **overrides: Any,
-) -> Backbone:
+) -> Backbone: ...
+
+
+def create_model(
+    name: str | None = None,
+    *,
+    weights: str | PathLike[str] | None = None,
+    class_map: Sequence[int] | None = None,
+    **overrides: Any,
+) -> Model:
     """A model by name, from a weight file, or a named model with weights.
 
     `overrides` change any field of the config: `num_classes`, `image_size`, `in_channels`, `mixers`, `drop_path`, ...
     Without a name, the file must be one that `save_weights` wrote: it holds the config. With `num_classes`, a
     classifier of another size in the file is left out and the model's stays fresh. `weights="released"` fetches the
     public checkpoint of the model, "released:TAG" another one of them (`mixlab.models.released`).
-    `class_map` keeps rows of the file's larger classifier: see `load_weights`.
+    `class_map` keeps rows of the file's larger classifier: see `load_weights`. The names of ensembles, and their files,
+    give an `Ensemble`.
     """
     from mixlab.models import weights as files  # it needs `configure`
 
@@ -114,7 +136,7 @@ def create_model(
         overrides = {**release.overrides, **overrides}
         model_config(release.model, **overrides)  # a wrong one is told before the download
         weights = fetch(release)
-    model: Backbone
+    model: Backbone | Ensemble
     if name is None:
         if weights is None:
             raise ConfigError("create_model needs a model name, a weight file, or both. `mixlab models` lists names.")
@@ -131,6 +153,6 @@ def create_model(
     if weights is not None:
         files.load_weights(model, weights, replace_classifier=replace_classifier, class_map=class_map)
         asked: dict[str, Any] = {key: overrides[key] for key in ("image_size", "preprocessing") if key in overrides}
-        for member in model.members if isinstance(model, Ensemble) else [model]:  # the file brought its own
+        for member in model.backbones:  # the file brought its own
             member.config = configure(member.config.plain(), asked)
     return model

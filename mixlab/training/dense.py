@@ -15,7 +15,7 @@ from mixlab.dense.segmenter import Segmenter, create_segmenter
 from mixlab.dense.timm_maps import PRETRAINED
 from mixlab.metrics.detection import coco
 from mixlab.models.config import parse_image_size
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
 from mixlab.models.released import is_released
 from mixlab.training.loop import Metrics, Task, Trainer
 from mixlab.training.recipe import Detection as DetectionSizes

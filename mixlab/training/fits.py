@@ -7,14 +7,14 @@ from torch import Tensor
 
 from mixlab.core.errors import ConfigError
 from mixlab.core.processes import Processes
-from mixlab.models.backbone import Backbone
-from mixlab.models.model import DenseModel, Model
+from mixlab.models.dense_model import DenseModel, Trainable
+from mixlab.models.model import Model
 
 SHARE = 0.5  # of the free memory for what the backward pass keeps; the rest is for temporaries, data and others
 MOST = 256  # images at once; more do not make a step more efficient
 
 
-def micro_batch(model: Model, image_size: tuple[int, int], per_process: int, processes: Processes) -> int:
+def micro_batch(model: Trainable, image_size: tuple[int, int], per_process: int, processes: Processes) -> int:
     """The largest divisor of a process's share of the batch that fits into memory."""
     free = free_bytes(processes.device)
     if free is not None and processes.device.type == "cpu":
@@ -28,7 +28,7 @@ def micro_batch(model: Model, image_size: tuple[int, int], per_process: int, pro
     return next(size for size in range(min(most, per_process), 0, -1) if per_process % size == 0)
 
 
-def bytes_per_image(model: Model, image_size: tuple[int, int]) -> int:
+def bytes_per_image(model: Trainable, image_size: tuple[int, int]) -> int:
     """What autograd keeps of one image between the passes, counted on tensors without data.
 
     Of a model on a backbone, only the backbone's maps are; what is built on them keeps about as much again.
@@ -46,7 +46,7 @@ def bytes_per_image(model: Model, image_size: tuple[int, int]) -> int:
         return tensor
 
     shadow = on_meta(model).train()
-    assert isinstance(shadow, Backbone)
+    assert isinstance(shadow, Model)
     weights = {parameter.untyped_storage()._cdata for parameter in shadow.parameters()}
     image = torch.empty(2, model.config.in_channels, *image_size, device="meta")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -18,7 +18,7 @@ from mixlab.core.errors import MixlabError, TrainingError
 from mixlab.core.processes import Processes
 from mixlab.data.loader import Batch, Loader
 from mixlab.data.seeding import seed_of
-from mixlab.models.model import Model
+from mixlab.models.dense_model import Trainable
 from mixlab.training.checkpoint import load_state, save_state
 from mixlab.training.optimizer import LearningRate, build_optimiser, clip, total_updates
 from mixlab.training.recipe import Recipe
@@ -61,7 +61,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Model,
+        model: Trainable,
         task: Task,
         recipe: Recipe,
         *,

@@ -12,11 +12,11 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from mixlab.core.errors import ConfigError
-from mixlab.models.model import HEAD, DenseModel, Model
+from mixlab.models.dense_model import HEAD, DenseModel, Trainable
 from mixlab.training.recipe import Optimiser, Recipe, Schedule
 
 
-def freeze(model: Model, recipe: Recipe) -> None:
+def freeze(model: Trainable, recipe: Recipe) -> None:
     """Leave only what the recipe trains with gradients."""
     if recipe.train_only == "head":
         kept = set(dict(model.layer_order)[HEAD])
@@ -26,7 +26,7 @@ def freeze(model: Model, recipe: Recipe) -> None:
             parameter.requires_grad_(name in kept and parameter.requires_grad)
 
 
-def parameter_groups(model: Model, optimiser: Optimiser) -> list[dict[str, Any]]:
+def parameter_groups(model: Trainable, optimiser: Optimiser) -> list[dict[str, Any]]:
     """One group per layer and kind of decay, from the image to the head; timm's schedulers obey `lr_scale`."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
@@ -94,7 +94,7 @@ def learning_rate(recipe: Recipe) -> float:
     return optimiser.lr if optimiser.lr_divisor is None else optimiser.lr * recipe.batch_size / optimiser.lr_divisor
 
 
-def build_optimiser(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
+def build_optimiser(model: Trainable, recipe: Recipe) -> torch.optim.Optimizer:
     settings = recipe.optimiser
     extra: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps}
     sharded = any(hasattr(parameter, "placements") for parameter in model.parameters())

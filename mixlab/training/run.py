@@ -28,9 +28,9 @@ from mixlab.data.subset import Joined
 from mixlab.data.transforms import BatchMix, eval_transform, train_transform
 from mixlab.dense.files import load_dense, task_of
 from mixlab.engine.compile import compile_blocks
-from mixlab.models.backbone import Backbone
 from mixlab.models.class_map import read_class_map
-from mixlab.models.model import DenseModel, Model
+from mixlab.models.dense_model import DenseModel, Trainable
+from mixlab.models.model import Model
 from mixlab.models.weights import save_weights
 from mixlab.models.zoo import create_model
 from mixlab.training.checkpoint import STATES, has_state
@@ -84,7 +84,7 @@ class RunResult:
     stopped: bool
     evaluated_on: str | None  # the split of `history`; None: nothing was left to evaluate on
     train_images: int | None  # in an epoch; None: the run is from before this was written down
-    model: Any = field(repr=False)  # a Backbone, a segmenter or a detector; None if its weights were not kept
+    model: Any = field(repr=False)  # a Model, a segmenter or a detector; None if its weights were not kept
 
 
 def train(
@@ -250,7 +250,7 @@ class Preparation:
     def open(self, split: Any) -> Any:
         return open_data(self.config.data, split)
 
-    def build(self, options: dict[str, Any]) -> Model:
+    def build(self, options: dict[str, Any]) -> Trainable:
         """The model that these options of `create_model` describe."""
         config, weights = self.config, self.config.weights
         if config.class_map is not None:
@@ -259,11 +259,11 @@ class Preparation:
         return create_model(config.model, weights=weights, **options)
 
     def own_image_size(self) -> tuple[int, int]:
-        assert isinstance(self.model, Backbone)
+        assert isinstance(self.model, Model)
         return training_size(self.recipe, self.model.config)
 
     def task(self) -> Task:
-        assert isinstance(self.model, Backbone)
+        assert isinstance(self.model, Model)
         words, model = self.recipe.augmentation, self.model.config
         transform = train_transform(words, self.image_size, model.preprocessing, model.in_channels)
         mixes = words.mixup > 0 or words.cutmix > 0
@@ -298,7 +298,7 @@ class Preparation:
             raise DataError("Only splits of single labelled images can be joined: give one that holds both.")
         return Joined(*parts), val
 
-    def build_model(self) -> Model:
+    def build_model(self) -> Trainable:
         config, fresh = self.config, not self.config.weights
         options = model_options(self.recipe, config.model, options=config.options, fresh=fresh)
         options = {"num_classes": len(self.train_data.class_names), **options}
@@ -349,7 +349,7 @@ class Preparation:
         )
 
     def evaluation_loader(self, data: Any) -> Loader:
-        assert isinstance(self.model, Backbone)
+        assert isinstance(self.model, Model)
         model = self.model.config
         transform = eval_transform(model.evaluation_size, model.preprocessing, model.in_channels)
         return self.loader(data, transform, training=False, batch=self.micro)
@@ -410,7 +410,7 @@ class Preparation:
                 write_whole(self.folder / RESULT, json.dumps(result, indent=1))
                 discard(self.folder, self.config.keep)
         model = trainer.evaluated
-        assert isinstance(model, (Backbone, DenseModel))
+        assert isinstance(model, (Model, DenseModel))
         history, split, images = tuple(trainer.history), self.evaluated_on, len(self.train_data)
         return RunResult(self.folder, history, trainer.best, test, trainer.stopping, split, images, model)
 

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mixlab.core.errors import TrainingError
 from mixlab.core.processes import Processes
 from mixlab.models.build import build
+from mixlab.models.dense_model import DenseModel, Trainable
 from mixlab.models.ensemble import Ensemble
-from mixlab.models.model import DenseModel, Model
 
 KINDS = ("ddp", "fsdp")
 
@@ -57,7 +57,7 @@ class Wrapped(NamedTuple):
         yield
 
 
-def wrap(model: Model, processes: Processes, kind: str) -> Wrapped:
+def wrap(model: Trainable, processes: Processes, kind: str) -> Wrapped:
     if kind not in KINDS:
         raise TrainingError(f"Unknown sharding {kind!r}: use {' or '.join(KINDS)}.")
     if processes.world == 1:
@@ -80,7 +80,9 @@ def wrap(model: Model, processes: Processes, kind: str) -> Wrapped:
     return Wrapped(model, "fsdp")
 
 
-def gather(wrapped: Wrapped, model: Model, optimiser: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+def gather(
+    wrapped: Wrapped, model: Trainable, optimiser: torch.optim.Optimizer
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The whole state of model and optimiser, wherever its parts are."""
     if wrapped.kind != "fsdp":
         return model.state_dict(), optimiser.state_dict()
@@ -91,7 +93,7 @@ def gather(wrapped: Wrapped, model: Model, optimiser: torch.optim.Optimizer) -> 
     return states
 
 
-def whole(wrapped: Wrapped, model: Model, optimiser: torch.optim.Optimizer) -> Model:
+def whole(wrapped: Wrapped, model: Trainable, optimiser: torch.optim.Optimizer) -> Trainable:
     """A model of its own with the weights that the processes share; every process must ask."""
     weights, _ = gather(wrapped, model, optimiser)
     single = copy_without_values(model)
@@ -101,19 +103,19 @@ def whole(wrapped: Wrapped, model: Model, optimiser: torch.optim.Optimizer) -> M
     return single
 
 
-def copy_without_values(model: Model) -> Model:
+def copy_without_values(model: Trainable) -> Trainable:
     with torch.device("meta"):
         if isinstance(model, DenseModel):
             from mixlab.dense.files import build_dense
 
             return build_dense(model.task, build(model.backbone.config), model.config.plain())
-        parts = [build(part.config) for part in (model.members if isinstance(model, Ensemble) else [model])]
+        parts = [build(backbone.config) for backbone in model.backbones]
         return Ensemble(parts, name=model.title, average=model.average) if isinstance(model, Ensemble) else parts[0]
 
 
 def restore(
     wrapped: Wrapped,
-    model: Model,
+    model: Trainable,
     optimiser: torch.optim.Optimizer,
     weights: dict[str, Any],
     moments: dict[str, Any],

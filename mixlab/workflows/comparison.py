@@ -18,9 +18,8 @@ from mixlab.evals.cost.run_compute import flops_of_run
 from mixlab.evals.cost.speed import latency_ms, measure_speed, peak_memory_mb
 from mixlab.evals.cost.summary import count, summarise
 from mixlab.metrics.macs import macs
-from mixlab.models.backbone import Backbone
 from mixlab.models.config import ModelConfig
-from mixlab.models.ensemble import Ensemble
+from mixlab.models.model import Model
 from mixlab.models.weights import read_about
 from mixlab.models.zoo import list_models
 from mixlab.report import (
@@ -208,8 +207,8 @@ def model_result(runs: Sequence[RunResult], memory: PeakMemory | None, names: Se
     )
 
 
-def configs_of(model: Backbone) -> list[ModelConfig]:
-    return [member.config for member in model.members] if isinstance(model, Ensemble) else [model.config]
+def configs_of(model: Model) -> list[ModelConfig]:
+    return [backbone.config for backbone in model.backbones]
 
 
 def assemble(

@@ -219,7 +219,7 @@ def test_a_wrong_backbone_or_mask_is_an_error() -> None:
         create_segmenter(mixlab.create_model("convformer_pico"), backbone_options={"drop_path": 0.1}, **SMALL)
     members = [mixlab.create_model("convformer_pico") for _ in range(2)]
     with pytest.raises(ConfigError, match="got a Ensemble"):
-        create_segmenter(mixlab.Ensemble(members), **SMALL)
+        create_segmenter(mixlab.Ensemble(members), **SMALL)  # type: ignore[arg-type]
     model = create_segmenter("convformer_pico", **SMALL)
     with pytest.raises(DataError, match=r"shape \(2, 72, 104\)"):
         model(batch()[0], batch()[1][:, :70])

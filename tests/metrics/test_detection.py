@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mixlab.core.errors import DataError
 from mixlab.metrics.detection import DetectionScores, average_precision, evaluate_detection
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
 
 Objects = dict[str, Tensor]
 NAMES = ("square", "bar")

@@ -29,6 +29,15 @@ def test_scores_are_averaged() -> None:
         torch.testing.assert_close(model(IMAGE).softmax(-1), expected)
 
 
+def test_an_ensemble_is_made_of_backbones_and_is_none() -> None:
+    model = pair()
+    assert isinstance(model, mixlab.Model)
+    assert not isinstance(model, mixlab.Backbone)
+    assert model.backbones == list(model.members)
+    assert model.members[0].backbones == [model.members[0]]
+    assert not hasattr(model, "class_activation")
+
+
 def test_it_does_what_a_model_does() -> None:
     model = pair()
     first, second = model.members
@@ -106,7 +115,7 @@ def test_one_member_is_an_ensemble_too_and_ensembles_do_not_nest(tmp_path: Path)
     mixlab.save_weights(single, tmp_path / "one.safetensors")
     torch.testing.assert_close(mixlab.create_model(weights=tmp_path / "one.safetensors").eval()(IMAGE), single(IMAGE))
     with pytest.raises(ConfigError, match="different single models"):
-        mixlab.Ensemble([single, member()])
+        mixlab.Ensemble([single, member()])  # type: ignore[list-item]
     twice = member()
     with pytest.raises(ConfigError, match="different single models"):
         mixlab.Ensemble([twice, twice])

@@ -22,9 +22,8 @@ from mixlab.deploy.serving import answers
 from mixlab.deploy.serving.images import decoded
 from mixlab.deploy.serving.overlays import classes_png, css_colour, heat_png, object_png
 from mixlab.evals.quality.dense import class_shares, detect, names_of
-from mixlab.models.backbone import Backbone
-from mixlab.models.ensemble import Ensemble
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
+from mixlab.models.model import Model
 
 
 class Predictor(Protocol):
@@ -61,7 +60,7 @@ class Classifier:
     stacks = True
     fullest = answers.AskedClasses(cam=True)
 
-    def __init__(self, model: Backbone) -> None:
+    def __init__(self, model: Model) -> None:
         settings = model.config.preprocessing
         self.model = model.eval()
         self.classes = model.config.num_classes
@@ -104,9 +103,9 @@ class Classifier:
         """Class-activation maps (B, H, W); of an ensemble the mean of its members'."""
         from mixlab.evals.inspect.saliency import grad_cam
 
-        members = list(self.model.members) if isinstance(self.model, Ensemble) else [self.model]
         targets = targets.to(images.device)
-        return torch.stack([grad_cam(one, images, targets) for one in members]).mean(0).detach().cpu()
+        maps = [grad_cam(backbone, images, targets) for backbone in self.model.backbones]
+        return torch.stack(maps).mean(0).detach().cpu()
 
     def told(self, one: Prepared, chances: Tensor, best: int, shown: Tensor | None) -> answers.SeenClasses:
         values, places = chances.topk(min(one.asked.top, len(chances)))
@@ -204,7 +203,7 @@ class Detection(OneByOne):
         )
 
 
-def predictor_for(model: Backbone | DenseModel) -> Predictor:
-    if isinstance(model, Backbone):
+def predictor_for(model: Model | DenseModel) -> Predictor:
+    if isinstance(model, Model):
         return Classifier(model)
     return Segmentation(model) if isinstance(model, Segmenter) else Detection(model)

@@ -14,8 +14,8 @@ from mixlab.deploy.serving.images import blank_image, check_image
 from mixlab.deploy.serving.limits import HELD_BODIES, Limits, Overload, Refusal, Room
 from mixlab.deploy.serving.metrics import Metrics
 from mixlab.deploy.serving.predictors import predictor_for
-from mixlab.models.backbone import Backbone
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
+from mixlab.models.model import Model
 
 DECODERS = 2  # threads; each holds one decoded image
 AHEAD = 4  # batches that are prepared while one is in the model
@@ -25,7 +25,7 @@ log = logging.getLogger("mixlab.serve")
 class Service:
     """A model with its queue."""
 
-    def __init__(self, model: Backbone | DenseModel, name: str, limits: Limits, *, batch: int, wait_ms: float) -> None:
+    def __init__(self, model: Model | DenseModel, name: str, limits: Limits, *, batch: int, wait_ms: float) -> None:
         require(batch >= 1, f"a batch of 1 image or more; got {batch}.")
         require(0 <= wait_ms <= 1000 * limits.timeout, f"wait_ms from 0 to the timeout; got {wait_ms}.")
         require(limits.queue >= limits.max_images, f"a queue of max_images ({limits.max_images}) or more.")

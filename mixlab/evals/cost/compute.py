@@ -20,6 +20,7 @@ from mixlab.models.backbone import Backbone
 from mixlab.models.config import parse_image_size
 from mixlab.models.ensemble import Ensemble
 from mixlab.models.layers import Residual
+from mixlab.models.model import Model
 from mixlab.models.zoo import create_model, list_models
 from mixlab.training.model_options import model_options, training_size
 from mixlab.training.recipe import Recipe, load_recipe
@@ -48,7 +49,7 @@ def count_macs(model: str, image_size: int | tuple[int, int], changes: Mapping[s
             built = create_model(model, **{"image_size": size, **(changes or {})})
             return sum(macs_by_part(built, size).values())
     subject = open_subject(model, image_size=size, changes=changes)
-    if isinstance(subject.model, Backbone):
+    if isinstance(subject.model, Model):
         return sum(macs_by_part(subject.model, size).values())
     return count_foreign(subject, size)
 

@@ -12,7 +12,7 @@ from mixlab.core.errors import CompileError, ConfigError, near_misses
 from mixlab.core.guards import check_cpu_dtype
 from mixlab.core.tf32 import check_tf32, tf32_set
 from mixlab.engine.compile import compile_blocks, has_compiler
-from mixlab.models.backbone import Backbone
+from mixlab.models.model import Model
 
 Run = Callable[[], object]
 
@@ -123,7 +123,7 @@ def require_compiler(device: torch.device) -> None:
 
 def compile_model(model: nn.Module) -> nn.Module:
     """A Mixlab model block by block, any other as a whole."""
-    if isinstance(model, Backbone):
+    if isinstance(model, Model):
         return compile_blocks(model)
     require_compiler(next(model.parameters()).device)
     return cast(nn.Module, torch.compile(model))
@@ -144,7 +144,7 @@ def step(model: nn.Module, images: Tensor, *, training: bool, optimiser: torch.o
 
 def random_images(model: nn.Module, batch: int, height: int, width: int, in_channels: int | None = None) -> Tensor:
     """Images that a model takes, in its dtype and on its device."""
-    backbone = next((part for part in model.modules() if isinstance(part, Backbone)), None)
+    backbone = next((part for part in model.modules() if isinstance(part, Model)), None)
     if in_channels is None and backbone is None:
         raise ConfigError(
             f"Speed is measured of a Mixlab model, or a module that holds one; got {type(model)}. "

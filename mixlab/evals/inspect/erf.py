@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mixlab.core.errors import ConfigError, ImageError, near_misses, require
 from mixlab.evals import timm_places
 from mixlab.models.backbone import Backbone
-from mixlab.models.ensemble import Ensemble
+from mixlab.models.model import Model
 
 Maps = Callable[[Tensor], Mapping[str, Tensor]]
 Part = Literal["positive", "absolute"]
@@ -166,14 +166,14 @@ def find_places(model: nn.Module, names: Sequence[str], wanted: Sequence[str]) -
     A stage is a map of the pyramid, of a model of timm a feature map behind the stem. `first` is the first block;
     `last` is the last place of a Mixlab model, and the last block of a model of timm.
     """
-    stages, blocks, last = places_of_backbone(model, names) if isinstance(model, Backbone) else places_of_timm(model)
+    stages, blocks, last = places_of_backbone(model, names) if isinstance(model, Model) else places_of_timm(model)
     groups = {"first": blocks[:1], "last": last, "all-stages": stages, "all-blocks": blocks}
     groups["first-and-last"] = [*blocks[:1], *blocks[-1:]]
     found: list[str] = []
     for name in wanted:
         if name in groups:
             require(bool(groups[name]), f"the name of a module: the blocks of {type(model).__name__} are not known.")
-        elif not isinstance(model, Backbone):
+        elif not isinstance(model, Model):
             timm_places.check_module(model, name, groups)
         elif name not in names:
             raise ConfigError(f"The model has no intermediate {name!r}. {near_misses(name, [*names, *groups])}")
@@ -181,11 +181,11 @@ def find_places(model: nn.Module, names: Sequence[str], wanted: Sequence[str]) -
     return list(dict.fromkeys(found))
 
 
-def places_of_backbone(model: Backbone, names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+def places_of_backbone(model: Model, names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Stages, blocks and the last place."""
     blocks = [name for name in names if ".blocks." in name] or list(names)
     stages = [name for name in names if ".blocks." not in name and not name.endswith("stem")]
-    if model.config.taps and not isinstance(model, Ensemble):
+    if isinstance(model, Backbone) and model.config.taps:
         stages = list(dict.fromkeys(model.pyramid_names))
     return stages, blocks, list(names[-1:])
 

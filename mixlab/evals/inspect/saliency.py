@@ -13,6 +13,7 @@ from mixlab.core.errors import ConfigError, ImageError, require
 from mixlab.evals.inspect.gradients import captum, recurrence_as_in_training
 from mixlab.evals.subjects import Subject, backbone_of, timm_features
 from mixlab.models.backbone import Backbone, evaluating
+from mixlab.models.model import Model
 
 Source = Subject | nn.Module
 Targets = int | Sequence[int] | Tensor | None
@@ -66,7 +67,7 @@ def black(source: Source, images: Tensor) -> Tensor:
     """Black as the model sees it."""
     settings: Any = source.preprocessing if isinstance(source, Subject) else None
     if settings is None:
-        if not isinstance(source, Backbone):
+        if not isinstance(source, Model):
             raise ConfigError("Without a subject nobody knows what black is to this model: give a baseline.")
         settings = source.config.preprocessing
     level = -torch.tensor(settings.mean, dtype=torch.float64) / torch.tensor(settings.std, dtype=torch.float64)
@@ -79,7 +80,7 @@ def chosen_classes(model: nn.Module, images: Tensor, targets: Targets) -> Tensor
     with torch.no_grad():
         scores = model(images)
     classes = scores.shape[1]
-    if isinstance(model, Backbone) and not model.config.num_classes:
+    if isinstance(model, Model) and not model.config.num_classes:
         raise ConfigError(f"{model.config.name!r} has no classifier, so no class score to explain.")
     if targets is None:
         return scores.argmax(1)
@@ -201,7 +202,7 @@ def shape_of(layer: nn.Module, output: Any, image_map: Tensor) -> Place | None:
 def model_of(source: Source) -> nn.Module:
     """The model itself; an ensemble has no single layer and no single answer."""
     model = source.model if isinstance(source, Subject) else source
-    return backbone_of(source, "saliency maps") if isinstance(model, Backbone) else model
+    return backbone_of(source, "saliency maps") if isinstance(model, Model) else model
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from mixlab.data.images import decode
 from mixlab.data.loader import Loader
 from mixlab.data.open import open_data
 from mixlab.data.transforms import eval_transform
-from mixlab.models.backbone import Backbone
 from mixlab.models.config import parse_image_size
+from mixlab.models.model import Model
 from mixlab.models.zoo import create_model
 from mixlab.training.tasks.classification import CROPS, accuracy, best_crop
 
-Weights = str | PathLike[str] | Backbone
+Weights = str | PathLike[str] | Model
 
 
 def evaluate(
@@ -41,7 +41,7 @@ def evaluate(
     """
     source = open_data(data, split)  # type: ignore[arg-type]
     with processes(device) as own:
-        backbone = (model if isinstance(model, Backbone) else create_model(weights=model)).to(own.device)
+        backbone = (model if isinstance(model, Model) else create_model(weights=model)).to(own.device)
         check_classes(backbone, source.class_names, str(data))
         settings = backbone.config.preprocessing
         size = backbone.config.evaluation_size if image_size is None else parse_image_size(image_size)
@@ -69,7 +69,7 @@ def evaluate(
     return {**found[1], "crop": found[0], "crop_searched": float(search_crop)}
 
 
-def check_classes(model: Backbone, names: Sequence[str], data: str) -> None:
+def check_classes(model: Model, names: Sequence[str], data: str) -> None:
     classes = model.config.num_classes
     if classes != len(names):
         raise DataError(f"The model tells {classes} classes apart; {data} has {len(names)}.")
@@ -96,7 +96,7 @@ def predict(
     model: Weights, images: Sequence[str | PathLike[str]], *, top: int = 5, image_size: int | None = None
 ) -> list[Prediction]:
     """What a model sees in image files."""
-    backbone = (model if isinstance(model, Backbone) else create_model(weights=model)).eval()
+    backbone = (model if isinstance(model, Model) else create_model(weights=model)).eval()
     paths = image_paths(images)
     settings = backbone.config.preprocessing
     size = backbone.config.evaluation_size if image_size is None else parse_image_size(image_size)

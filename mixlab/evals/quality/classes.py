@@ -6,7 +6,7 @@ from dataclasses import replace
 from mixlab.core.errors import DataError
 from mixlab.evals.quality.accuracy import check_classes
 from mixlab.evals.subjects import Source, Subject, open_subject
-from mixlab.models.backbone import Backbone
+from mixlab.models.model import Model
 
 
 def open_for_classes(source: Source, class_names: Sequence[str], data: str, *, seed: int = 0) -> Subject:
@@ -17,7 +17,7 @@ def open_for_classes(source: Source, class_names: Sequence[str], data: str, *, s
     subject = open_subject(source, seed=seed)
     if not subject.trained and subject.num_classes != len(class_names):
         subject = open_subject(source, num_classes=len(class_names), seed=seed)
-    if isinstance(subject.model, Backbone):
+    if isinstance(subject.model, Model):
         check_classes(subject.model, class_names, data)
     elif subject.num_classes != len(class_names):
         raise DataError(

@@ -24,7 +24,7 @@ from mixlab.dense.segmentation import evaluate_segmentation, segment
 from mixlab.dense.segmenter import Segmenter
 from mixlab.evals.quality.accuracy import image_paths
 from mixlab.findings.drawing import draw_mask, draw_objects
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
 from mixlab.training.tasks.detection import precision
 
 

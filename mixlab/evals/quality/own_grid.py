@@ -9,7 +9,7 @@ from mixlab.core.grid import Grid
 from mixlab.evals.subjects import Subject
 from mixlab.models.backbone import Backbone
 from mixlab.models.config import MIN_SIDE
-from mixlab.models.ensemble import Ensemble
+from mixlab.models.model import Model
 
 OWN: Literal["own"] = "own"
 STEPS_PER_SIDE = 8  # of the size trained at: Figure 3 steps 224 px by 28 or 32
@@ -33,8 +33,8 @@ def parse_step(text: str | int | None) -> Step:
 
 def total_stride(subject: Subject) -> int | None:
     """The least common multiple of a model's strides; None if a model of timm does not state them."""
-    if isinstance(subject.model, Backbone):
-        return math.lcm(*(stride for member in members_of(subject.model) for stride in member.strides))
+    if isinstance(subject.model, Model):
+        return math.lcm(*(stride for member in subject.model.backbones for stride in member.strides))
     stages = getattr(subject.model, "feature_info", None)
     strides = [stage.get("reduction") for stage in stages] if isinstance(stages, list) else []
     whole = [int(stride) for stride in strides if stride and int(stride) == stride]
@@ -74,8 +74,8 @@ def sizes_for(subject: Subject, asked: Iterable[Size], step: Step) -> list[Size]
 
 def is_padded(subject: Subject, size: Size) -> bool | None:
     """Whether the model pads an image of this size up to its patches; None if a model of timm may do so."""
-    if isinstance(subject.model, Backbone):
-        return any(pads(member, size) for member in members_of(subject.model))
+    if isinstance(subject.model, Model):
+        return any(pads(member, size) for member in subject.model.backbones)
     stride = total_stride(subject)
     return False if stride is not None and not any(side % stride for side in size) else None
 
@@ -87,7 +87,3 @@ def pads(model: Backbone, size: Size) -> bool:
             return True
         grid = step.grid_after(grid)
     return False
-
-
-def members_of(model: Backbone) -> list[Backbone]:
-    return list(model.members) if isinstance(model, Ensemble) else [model]

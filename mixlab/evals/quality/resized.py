@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mixlab.core.errors import ImageError
 from mixlab.evals.subjects import TIMM, Subject, build_timm
-from mixlab.models.backbone import Backbone
+from mixlab.models.model import Model
 
 AS_IT_IS, RESAMPLED = "as it is", "resampled"
 
@@ -23,7 +23,7 @@ def resized(subject: Subject, size: tuple[int, int]) -> tuple[Subject, str]:
     Raises an ImageError that says why if neither is possible. The subject itself is left alone.
     """
     at_size = replace(subject, image_size=size)
-    if isinstance(subject.model, Backbone):
+    if isinstance(subject.model, Model):
         at_size.model(blank(at_size))  # a mixer may have a limit: its error says so
         return at_size, AS_IT_IS
     reasons = []

@@ -24,8 +24,8 @@ from mixlab.evals.quality.resized import resized
 from mixlab.evals.subjects import Source, Subject, open_subject, short_names
 from mixlab.findings.findings import Cell, Finding, Picture, figure, finding, legend_below
 from mixlab.findings.svg import need
-from mixlab.models.backbone import Backbone
 from mixlab.models.config import parse_image_size
+from mixlab.models.model import Model
 from mixlab.training.tasks.classification import accuracy
 
 COLUMNS = ("model", "size", "own size", "weights", "top-1, %", "relative", "images/s", "peak, MB", "note")
@@ -198,7 +198,7 @@ def peak_of(subject: Subject, model: Source, wanted: Wanted) -> float | None:
         torch.cuda.reset_peak_memory_stats(device)
         run_once(subject.model, random_batch(subject, wanted.batch), training=False)
         return torch.cuda.max_memory_allocated(device) / MEBIBYTE
-    if device.type != "cpu" or isinstance(model, Backbone):
+    if device.type != "cpu" or isinstance(model, Model):
         return None
     job = {"model": str(model), "size": list(subject.image_size), "batch": wanted.batch, "seed": wanted.seed}
     job |= {"num_classes": None if subject.trained else subject.num_classes, "threads": torch.get_num_threads()}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mixlab.data.loader import Batch, Loader
 from mixlab.metrics.detection import evaluate_detection
-from mixlab.models.model import DenseModel
+from mixlab.models.dense_model import DenseModel
 from mixlab.training.tasks.segmentation import total
 
 
