@@ -19,11 +19,7 @@ MODULES = {
 ENTRANCES = {"mixlab", "mixlab.__main__"}  # the package's own names, and `python -m mixlab`
 
 # Modules that import from a storey above their own still, and which. This list only shrinks.
-PENDING = {
-    ("mixlab.report.counted", "mixlab"),
-    ("mixlab.report.reproduce.costs", "cli"),
-    ("mixlab.report.reproduce.costs", "mixlab"),
-}
+PENDING: set[tuple[str, str]] = set()
 
 
 def imported_names(tree: ast.Module) -> Iterator[str]:
