@@ -40,7 +40,7 @@ docs: $(INSTALLED) ## the site, into site/; warnings are errors
 	$(BIN)/zensical build --clean --strict
 
 docs-test: $(INSTALLED) ## every command and example of the docs; those of the papers' tables with tiny models (2 cores, 15 minutes)
-	$(BIN)/python -m pytest -n 2 tests/test_docs.py tests/test_examples.py tests/report/test_reproduce_runs.py
+	$(BIN)/python -m pytest -n 2 tests/test_docs.py tests/test_examples.py tests/tools/test_reproduce_runs.py
 
 export-matrix: $(INSTALLED) ## models in every export format, compared and timed, into docs/export.md (g++, 20 minutes)
 	$(BIN)/python benchmarks/export_matrix.py --full
@@ -67,9 +67,9 @@ costs: $(INSTALLED) ## measure the forms of the long convolution anew, which dec
 	$(BIN)/python benchmarks/longconv.py --write
 
 reproduce: $(INSTALLED) ## the counted tables of the docs, after a change of models or recipes
-	$(BIN)/python -m mixlab.report.reproduce > reproduce.new
+	$(BIN)/python -m tools.reproduce > reproduce.new
 	mv reproduce.new docs/reproduce.md
-	$(BIN)/python -m mixlab.report.counted docs/choosing.md docs/scale.md
+	$(BIN)/python -m tools.counted docs/choosing.md docs/scale.md
 
 counts: $(INSTALLED) ## count every model's parameters and MACs anew, after a change of the model rows
 	$(BIN)/python -m mixlab.evals.cost.summary > counts.new

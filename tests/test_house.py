@@ -37,9 +37,6 @@ PENDING = {
     ("mixlab.ops.norms", "engine"),
     ("mixlab.ops.pool", "engine"),
     ("mixlab.ops.written", "engine"),
-    ("mixlab.report.counted", "mixlab"),
-    ("mixlab.report.reproduce.costs", "cli"),
-    ("mixlab.report.reproduce.costs", "mixlab"),
 }
 
 

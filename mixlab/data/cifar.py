@@ -69,7 +69,9 @@ def read_sheet(path: Path) -> Part:
     part = "test" if path.stem == "test_batch" else "train"
     try:
         sheet = np.asarray(decode(path).convert("RGB"))  # (N, 1024, 3)
-        labels = json.loads((path.parent / f"{part}_lables.json").read_text())  # the package's own spelling
+        labels = json.loads(
+            (path.parent / f"{part}_lables.json").read_text(encoding="utf-8")
+        )  # the package's own spelling
     except (OSError, ValueError) as error:
         raise DataError(f"{path} or its labels cannot be read: {error}. Unpack the package again.") from error
     if sheet.shape[1:] != (PIXELS, 3):

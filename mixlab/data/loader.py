@@ -4,7 +4,7 @@ Nothing here depends on the number of workers, and the generators of the caller 
 """
 
 import itertools
-import multiprocessing
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ UNREADABLE_FLOOR = 10  # images that may be unreadable in a dataset of any size
 AHEAD = 2  # batches that a worker prepares ahead
 STAND_INS = 100  # images that are tried in place of a batch without a readable one
 # Workers compute with one thread and touch no accelerator, which makes forking safe; it shares the data's memory.
-START = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+START = "fork" if sys.platform == "linux" else "spawn"  # macOS has fork, and its libraries do not survive it
 
 
 class Batch(NamedTuple):

@@ -1,6 +1,5 @@
 """What this machine and this installation offer, what is missing, and what makes the program slow or wrong."""
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -19,7 +18,7 @@ from mixlab.core.installed import packages, version_of
 from mixlab.core.processor import instruction_sets, memory_bytes, processor_name, usable_processors
 from mixlab.core.version import VERSION
 from mixlab.engine.compile import COMPILERS, has_compiler
-from mixlab.engine.kernels import VARIABLE, kernels
+from mixlab.engine.kernels import VARIABLE, kernels, reason_without_kernels
 from mixlab.engine.kernels.processors import NO_LIMIT, allowed_processors
 
 Severity = Literal["wrong", "slow", "missing"]
@@ -157,26 +156,15 @@ def examine_extras() -> Iterator[Line]:
 def examine_kernels() -> Iterator[Line]:
     loaded, asked = kernels(), os.environ.get(VARIABLE)
     if loaded is None:
-        reason = reason_without_kernels()
-        yield Fact("kernels", f"none: {reason}")
-        what = f"Kernels do not run, which makes the program two to four times slower: {reason}."
+        reason = reason_without_kernels() or "The reason is not known."
+        yield Fact("kernels", f"none. {reason}")
+        what = f"Kernels do not run, which makes the program two to four times slower. {reason}"
         yield Problem("slow", what, advice_without_kernels(asked))
         return
     yield Fact("kernels", f"vectors of {loaded.lanes} numbers ({VECTORS[loaded.lanes]})")
     if asked is not None and asked.isdecimal() and int(asked) <= loaded.lanes and loaded.lanes < widest():
         what = f"{VARIABLE}={asked} keeps the kernels to vectors of {loaded.lanes}; this processor has {widest()}."
         yield Problem("slow", what, f"Unset {VARIABLE}.")
-
-
-def reason_without_kernels() -> str:
-    """Why the kernels do not run in this process."""
-    if os.environ.get(VARIABLE) == "0":
-        return f"{VARIABLE}=0 switches them off"
-    if sys.platform != "linux":
-        return f"they are for Linux, and this is {platform.system()}"
-    if importlib.util.find_spec("mixlab.engine.kernels._kernels") is None:
-        return "they were not built, because there was no C compiler when Mixlab was installed"
-    return "the library does not load, or was built from other sources than these"
 
 
 def widest() -> int:
@@ -189,7 +177,7 @@ def advice_without_kernels(asked: str | None) -> str:
     if asked == "0":
         return f"Unset {VARIABLE}."
     if sys.platform != "linux":
-        return "They are for Linux; here everything runs as PyTorch, and is right. torch.compile makes it faster."
+        return "Everything is computed by PyTorch, and is right. torch.compile makes it faster."
     return "Install a C compiler (Debian: apt-get install gcc), then Mixlab again: pip install --force-reinstall ."
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import ipaddress
+import os
 import queue
 import signal
 import socket
@@ -174,7 +175,8 @@ def bound(host: str, port: int) -> socket.socket:
         family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         door = socket.socket(family, kind, number)
         try:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.name == "posix":  # on Windows it would let two programs have one port
+                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             door.bind(place)
         except BaseException:
             door.close()

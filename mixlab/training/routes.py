@@ -24,7 +24,7 @@ class Route:
 
 @functools.cache
 def rows() -> dict[str, Any]:
-    file = resources.files("mixlab") / "configs" / "tables.toml"
+    file = resources.files("mixlab") / "configs" / "routes.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
@@ -36,7 +36,7 @@ def images_of(data: str) -> int:
 
 @functools.cache
 def routes() -> tuple[Route, ...]:
-    return tuple(make(Route, row, "a route of tables.toml") for row in rows()["routes"])
+    return tuple(make(Route, row, "a route of routes.toml") for row in rows()["routes"])
 
 
 def phases_of(model: str, image_size: int = 224, pretraining: str | None = None) -> tuple[str, ...]:

@@ -162,7 +162,10 @@ def last_top1(run: RunResult) -> float:
 
 
 def folder_name(data: str | PathLike[str]) -> str:
-    return str(data).split(":")[0].replace("/", "-")
+    """The name of a dataset, or its path, as the name of one folder."""
+    name, _, place = str(data).partition(":")
+    path = name + place if len(name) == 1 else name  # a single letter is a drive of Windows
+    return path.replace("/", "-").replace("\\", "-")
 
 
 # -- averages --------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_advice_about_kernels_fits_the_system(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "platform", "linux")
     assert "C compiler" in doctor.advice_without_kernels(None)
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert "They are for Linux" in doctor.advice_without_kernels(None)
+    assert "computed by PyTorch" in doctor.advice_without_kernels(None)
 
 
 def test_shorter_vectors_than_the_processor_has_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:

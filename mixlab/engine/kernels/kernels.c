@@ -40,6 +40,8 @@ EXPORT int mixlab_choose(int most) {
 /* A quota of processor time is the caller's to find out. */
 EXPORT void mixlab_limit_threads(int most) { limit_threads(most); }
 
+EXPORT void mixlab_use_team(start_team starter) { use_team(starter); }
+
 EXPORT int mixlab_count_workers(void) { return count_workers(); }
 
 /* Callers tell the size of what they hand over: that of other sources is refused. */
@@ -56,7 +58,7 @@ typedef int (*any_kernel)(void *, size_t);
 #define AS_ADDRESS(kernel, about) (any_kernel)mixlab_##kernel,
 static const any_kernel numbered[] = {KERNELS(AS_ADDRESS)};
 
-EXPORT int mixlab_steps(char *steps, size_t size) {
+static int run_steps(char *steps, size_t size) {
     for (char *end = steps + size; steps < end;) {
         const struct step *step = (const struct step *)steps;
         if (step->kernel < 0 || step->kernel >= (long)(sizeof(numbered) / sizeof(*numbered))) return 1;
@@ -65,6 +67,14 @@ EXPORT int mixlab_steps(char *steps, size_t size) {
         steps += (step->size + 7) / 8 * 8;
     }
     return 0;
+}
+
+/* `apart`: nothing of PyTorch comes in front of these steps or after them, so that the pool of this library's own serves. */
+EXPORT int mixlab_steps(char *steps, size_t size, int apart) {
+    work_apart(apart);
+    int failed = run_steps(steps, size);
+    work_apart(-apart);
+    return failed;
 }
 
 /* Lines of words that describe `layouts.h` as it was built. */

@@ -42,6 +42,7 @@ class Kernels:
             raise LibraryError(f"{path} is of another build. {error} {AGAIN}") from error
         self.check_symbols(path)
         self.library.mixlab_limit_threads(allowed_processors())
+        self.library.mixlab_use_team(team_starter())
         self.lanes = int(self.library.mixlab_choose(most_lanes))
         self.compare, self.steps = self.library.mixlab_same, self.library.mixlab_steps
 
@@ -56,7 +57,7 @@ class Kernels:
         return room.value.decode()
 
     def check_symbols(self, path: str) -> None:
-        names = (*self.layouts.taken, "steps", "same", "choose", "limit_threads", "count_workers")
+        names = (*self.layouts.taken, "steps", "same", "choose", "limit_threads", "use_team", "count_workers")
         missing = [name for name in names if not hasattr(self.library, f"mixlab_{name}")]
         if missing:
             raise LibraryError(f"{path} lacks the functions {', '.join(missing)}. {AGAIN}")
@@ -69,11 +70,24 @@ class Kernels:
         if getattr(self.library, f"mixlab_{name}")(ctypes.byref(about), ctypes.sizeof(about)):
             raise failure(name)
 
-    def run_steps(self, text: bytearray) -> None:
-        """What `mixlab.engine.plan` writes down."""
+    def run_steps(self, text: bytearray, *, is_whole: bool = False) -> None:
+        """Run kernels that are written down one after the other, each behind its number and the size of its struct.
+
+        `is_whole`: they are a whole model, and PyTorch does nothing between two such calls. Then they run on the pool
+        of the library's own, which never waits for a thread that the system has not scheduled; its threads and those
+        of PyTorch's operators would hinder each other.
+        """
         size = len(text)
-        if self.steps((ctypes.c_char * size).from_buffer(text), ctypes.c_size_t(size)):
+        if self.steps((ctypes.c_char * size).from_buffer(text), ctypes.c_size_t(size), int(is_whole)):
             raise failure("steps")
+
+
+def team_starter() -> object:
+    """The function of PyTorch's own OpenMP library that starts a team of threads; None where PyTorch has another."""
+    try:
+        return ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
 
 
 def failure(name: str) -> RuntimeError:

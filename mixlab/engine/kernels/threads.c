@@ -6,6 +6,8 @@ the job cannot end, which keeps what describes it as it is. */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
+#include <stddef.h>
+
 #include "threads.h"
 
 static int run_alone(task work, void *about, long count) {
@@ -13,6 +15,31 @@ static int run_alone(task work, void *about, long count) {
     for (long index = 0; index < count; index++) failed |= work(about, index) != 0;
     return failed;
 }
+
+/* Another library's team, for calls among its own work: its threads would fight the pool's for the processor. */
+static start_team team;
+static __thread int apart;
+
+struct turns {
+    task work;
+    void *about;
+    long count, next;
+    int failed;
+};
+
+static void take_turns(void *of) {
+    struct turns *turns = of;
+    for (long index; (index = __atomic_fetch_add(&turns->next, 1, __ATOMIC_RELAXED)) < turns->count;)
+        if (turns->work(turns->about, index)) __atomic_store_n(&turns->failed, 1, __ATOMIC_RELAXED);
+}
+
+static int run_in_team(task work, void *about, long count, int threads) {
+    struct turns turns = {work, about, count, 0, 0};
+    team(take_turns, &turns, (unsigned)(count < threads ? count : threads), 0);
+    return turns.failed;
+}
+
+void work_apart(int change) { apart += change; }
 
 #if defined(__linux__)
 #include <limits.h>
@@ -115,8 +142,9 @@ static void *worker(void *given) {
     return NULL;
 }
 
-/* A child of fork has none of the workers, and no other caller. */
+/* A child of fork has none of the threads, and no other caller. */
 static void forget(void) {
+    team = NULL;
     for (int number = 0; number <= pool.workers; number++) pool.each[number].asleep = 0;
     pool.workers = pool.taken = pool.unfinished = pool.caller_sleeps = 0;
     pool.ticket = 0;
@@ -128,10 +156,14 @@ static int count_processors(void) {
     return sched_getaffinity(0, sizeof(set), &set) ? INT_MAX : CPU_COUNT(&set);
 }
 
+static int watches_forks(void) {
+    if (!pool.watched) pool.watched = !pthread_atfork(NULL, NULL, forget);
+    return pool.watched;
+}
+
 static void start_workers(int wanted) {
     sigset_t every, before;
-    if (!pool.watched) pool.watched = !pthread_atfork(NULL, NULL, forget);
-    if (!pool.watched) return;
+    if (!watches_forks()) return;
     sigfillset(&every);
     pthread_sigmask(SIG_SETMASK, &every, &before); /* signals are for the program's own threads */
     while (pool.workers < wanted) {
@@ -171,8 +203,11 @@ static void wait_for_others(void) {
     }
 }
 
+void use_team(start_team starter) { team = watches_forks() ? starter : NULL; }
+
 int share(task work, void *about, long count, int threads) {
     int none = 0;
+    if (threads > 1 && count > 1 && team && !apart) return run_in_team(work, about, count, threads);
     if (threads < 2 || count < 2 || !__atomic_compare_exchange_n(&pool.taken, &none, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return run_alone(work, about, count);
     threads = ready_threads(count < threads ? (int)count : threads);
@@ -203,7 +238,13 @@ int count_workers(void) { return READ(pool.workers); }
 
 #else /* kernels serve on Linux; elsewhere the library builds, and a caller works alone */
 
-int share(task work, void *about, long count, int threads) { return (void)threads, run_alone(work, about, count); }
+void use_team(start_team starter) { team = starter; }
+
+int share(task work, void *about, long count, int threads) {
+    if (threads > 1 && count > 1 && team) return run_in_team(work, about, count, threads);
+    return run_alone(work, about, count);
+}
+
 void limit_threads(int most) { (void)most; }
 int count_workers(void) { return 0; }
 

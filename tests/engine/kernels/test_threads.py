@@ -1,24 +1,41 @@
 """The pool of threads: results do not depend on it, and nothing that a program does with threads stops it."""
 
+import ctypes
 import os
 import pathlib
 import signal
+import struct
 import subprocess
 import sys
 import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from mixlab.engine.kernels import kernels
+from mixlab.engine.kernels import kernel_number, kernels, pointer, structure
+from mixlab.engine.kernels.library import team_starter
 from mixlab.engine.kernels.linear import run_linear
-from mixlab.engine.kernels.norm import Norm, norm_of_product
+from mixlab.engine.kernels.norm import Norm
 from mixlab.engine.kernels.processors import NO_LIMIT, allowed_processors
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="installed without a compiler")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 CALLS = 10_000
 FORKS = 20
+
+
+def norm_apart(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """A norm of rows as the only step of a plan, which is what the pool serves."""
+    found, out = kernels(), torch.empty_like(x)
+    assert found is not None
+    places = {"one": pointer(x), "out": pointer(out), "weight": pointer(norm.weight), "bias": pointer(norm.bias)}
+    sizes = {"rows": len(x), "width": x.shape[1], "one_row": x.shape[1], "threads": torch.get_num_threads()}
+    about = structure("norm")(**places, **sizes, eps=norm.eps)
+    found.run_steps(
+        bytearray(struct.pack("lN", kernel_number("norm"), ctypes.sizeof(about)) + bytes(about)), is_whole=True
+    )
+    return out
 
 
 class Caller(threading.Thread):
@@ -31,11 +48,11 @@ class Caller(threading.Thread):
     def run(self) -> None:
         with torch.inference_mode():
             norm = Norm(torch.rand(16), torch.rand(16), 1e-5)
-            x = torch.randn(1, 100, 16)
-            expected = norm_of_product(x, None, norm)
+            x = torch.randn(100, 16)
+            expected = F.layer_norm(x, (16,), norm.weight, norm.bias)
             for call in range(self.calls):
                 torch.set_num_threads(1 + call % 4)
-                self.wrong += not norm_of_product(x, None, norm).equal(expected)
+                self.wrong += not norm_apart(x, norm).allclose(expected, atol=1e-5)
 
 
 def fork_and_call() -> int:
@@ -74,6 +91,13 @@ def test_two_threads_that_call_while_the_process_forks() -> None:
     assert codes == [0] * FORKS
 
 
+@pytest.mark.skipif(kernels() is None or team_starter() is None, reason="PyTorch has other threads")
+def test_calls_among_the_operators_of_pytorch_wake_no_workers() -> None:
+    """They run in the team of PyTorch's own, with which a pool would fight for the processors."""
+    command = [sys.executable, "-c", AMONG]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
+
+
 @needs_kernels
 def test_results_are_the_same_bits_in_every_run() -> None:
     x, weight = torch.randn(700, 128), torch.randn(256, 128)
@@ -81,13 +105,22 @@ def test_results_are_the_same_bits_in_every_run() -> None:
     assert all(run_linear(x, weight, None, "gelu").equal(first) for _ in range(50))
 
 
+AMONG = """
+import torch
+from mixlab.engine.kernels import kernels
+from mixlab.engine.kernels.library import team_starter
+from mixlab.engine.kernels.linear import run_linear
+run_linear(torch.randn(700, 128), torch.randn(256, 128), None)
+print(kernels().library.mixlab_count_workers())
+"""
 COUNT = """
 import os, sys, torch
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
 torch.set_num_threads(8)
 from mixlab.engine.kernels import kernels
-from mixlab.engine.kernels.linear import run_linear
-run_linear(torch.randn(700, 128), torch.randn(256, 128), None)
+from mixlab.engine.kernels.norm import Norm
+from tests.engine.kernels.test_threads import norm_apart
+norm_apart(torch.randn(700, 128), Norm(torch.ones(128), None, 1e-5))
 print(kernels().library.mixlab_count_workers(), len(os.sched_getaffinity(0)))
 """
 

@@ -1,6 +1,6 @@
 """Print docs/reproduce.md; `make reproduce` calls this."""
 
-from mixlab.report.reproduce.page import page
+from tools.reproduce.page import page
 
 if __name__ == "__main__":
     print(page(), end="")

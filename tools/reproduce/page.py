@@ -2,13 +2,13 @@
 
 from mixlab.evals.cost.compute import TFLOPS
 from mixlab.models.papers import papers
-from mixlab.report.reproduce.rows import sections_of
-from mixlab.report.reproduce.tables import paper_tables
-from mixlab.report.reproduce.trainings import Printed
+from tools.reproduce.rows import sections_of
+from tools.reproduce.tables import paper_tables
+from tools.reproduce.trainings import Printed
 
 INTRODUCTION = f"""# Reproducing the papers' tables
 
-*`make reproduce` writes this page from `mixlab/configs`: models with the papers' figures, recipes, `tables.toml`.*
+*`make reproduce` writes this page from `mixlab/configs` (models, recipes) and `tools/reproduce`.*
 
 Every table and figure of the five papers is here, with the paper's figures, the recipes that lead to them, and an
 estimate of the cost; or it is named at the end of its paper, with the reason. Trainings follow in an order in which

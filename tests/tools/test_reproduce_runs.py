@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.page_commands import (
+from tests.tools.page_commands import (
     RUNNERS,
     TRAINING,
     Command,
@@ -13,7 +13,7 @@ from tests.report.page_commands import (
     weight_files,
     written_by,
 )
-from tests.report.toy_world import make_data, run, shrink_models
+from tests.tools.toy_world import make_data, run, shrink_models
 
 QUICK = [
     pytest.param(command, id=shape, marks=[pytest.mark.heavy] if "--compile" in command.flags else [])

@@ -11,10 +11,10 @@ from mixlab.cli.arguments import pairs
 from mixlab.dense.detector import create_detector
 from mixlab.dense.segmenter import create_segmenter
 from mixlab.evals.cost.compute import BACKWARD, TFLOPS, Phase, count_macs, epochs_of, training_compute
-from mixlab.report.reproduce.tables import Target
-from mixlab.report.reproduce.trainings import Training, data_of
 from mixlab.training.recipe import Recipe, load_recipe
 from mixlab.training.routes import images_of
+from tools.reproduce.tables import Target
+from tools.reproduce.trainings import Training, data_of
 
 DETECTION_SIZE = (800, 1280)  # the size at which the papers count; recipes draw smaller ones too
 VTAB_TASKS, VTAB_TRAIN = 19, 800  # images for the sweep; all of them for the result

@@ -7,16 +7,16 @@ import pytest
 
 from mixlab.models.papers import papers
 from mixlab.models.zoo import ensemble_row, model_config, rows
-from mixlab.report import counted
-from mixlab.report.reproduce import costs
-from mixlab.report.reproduce.page import page
-from mixlab.report.reproduce.rows import sections_of
-from mixlab.report.reproduce.sections import Accuracies, Transfers
-from mixlab.report.reproduce.tables import Target, numbers_of, paper_tables
-from mixlab.report.reproduce.trainings import Training, training_commands, training_of, transfer_commands
 from mixlab.training.recipe import list_recipes, load_recipe
 from mixlab.training.routes import phases_of
 from tests.docs_blocks import ROOT
+from tools import counted
+from tools.reproduce import costs
+from tools.reproduce.page import page
+from tools.reproduce.rows import sections_of
+from tools.reproduce.sections import Accuracies, Transfers
+from tools.reproduce.tables import Target, numbers_of, paper_tables
+from tools.reproduce.trainings import Training, training_commands, training_of, transfer_commands
 
 PAGE = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
 COCO = Target(data="coco", recipe="coat_coco_1x")

@@ -1,6 +1,6 @@
 """Tables of the documentation that follow from counting alone, behind marks such as `<!-- counted: mixers -->`.
 
-python -m mixlab.report.counted docs/*.md     # writes them anew into the pages that have their marks
+python -m tools.counted docs/*.md     # writes them anew into the pages that have their marks
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The rows of every table, from the named models and from `configs/tables`."""
+"""The rows of every table, from the named models and from `tables`."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from mixlab.models.config import Reported
 from mixlab.models.papers import OTHER, papers
 from mixlab.models.zoo import ensemble_row, model_config, rows
-from mixlab.report.reproduce.sections import (
+from tools.reproduce.sections import (
     Accuracies,
     Counts,
     Ensembles,
@@ -16,8 +16,8 @@ from mixlab.report.reproduce.sections import (
     TransferRow,
     Transfers,
 )
-from mixlab.report.reproduce.tables import Ablation, Line, PaperTables, paper_tables
-from mixlab.report.reproduce.trainings import Printed, Training, training_of
+from tools.reproduce.tables import Ablation, Line, PaperTables, paper_tables
+from tools.reproduce.trainings import Printed, Training, training_of
 
 
 class Part(Protocol):

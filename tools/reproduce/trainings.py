@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mixlab.dense.timm_maps import is_timm
-from mixlab.report.reproduce.tables import Target
 from mixlab.training.recipe import load_recipe
 from mixlab.training.routes import phases_of
+from tools.reproduce.tables import Target
 
 IMAGENET_21K = "imagenet21k"  # at the end of a recipe's name: it is for this dataset
 PLAIN_WORD = re.compile(r"[\w=.:/-]+")  # what a shell takes as it is

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from mixlab.models.config import Reported
 from mixlab.models.zoo import ensemble_row
-from mixlab.report.reproduce import costs
-from mixlab.report.reproduce.markdown import block, earlier, grid, number
-from mixlab.report.reproduce.tables import Measurement, Target
-from mixlab.report.reproduce.trainings import (
+from tools.reproduce import costs
+from tools.reproduce.markdown import block, earlier, grid, number
+from tools.reproduce.tables import Measurement, Target
+from tools.reproduce.trainings import (
     Printed,
     Training,
     measurement_command,

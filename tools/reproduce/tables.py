@@ -1,11 +1,11 @@
-"""What is known of the papers' tables beside the rows of named models: `configs/tables.toml` and a file per paper."""
+"""What is known of the papers' tables beside the rows of named models: `tables.toml` and a file per paper."""
 
 import functools
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from mixlab.core.choices import make
@@ -102,7 +102,7 @@ class PaperTables:
 
 
 def read(*path: str) -> dict[str, Any]:
-    file = resources.files("mixlab").joinpath("configs", *path)
+    file = Path(__file__).parent.joinpath(*path)
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 

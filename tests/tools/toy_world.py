@@ -23,7 +23,7 @@ from mixlab.evals.quality.variants import imagenet_places
 from mixlab.findings.findings import finding, write_finding
 from mixlab.models.released import find_release
 from tests.data.make import cifar10_pickles, cifar_images, picture, vtab, write
-from tests.report.page_commands import Command, weight_files, written_by
+from tests.tools.page_commands import Command, weight_files, written_by
 
 SIZE = (72, 64)  # of every image, px
 DIMS, DEPTH = (8, 16, 32, 32), 6  # of models with four stages, and with one
