@@ -21,7 +21,7 @@ class Choice:
     options: Any
 
     def plain(self) -> dict[str, Any]:
-        """An entry that parses back to this choice, with every option: a file must not depend on later defaults."""
+        """Return an entry that parses back to this choice, with every option, so that later defaults do not matter."""
         return {"name": self.name, **plain(self.options)}
 
 
@@ -36,12 +36,18 @@ class Registry(Generic[Builder]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, tuple[type, Builder]] = {}
+        self._renamed: dict[str, str] = {}
 
-    def register(self, name: str, options: type = NoOptions) -> Callable[[Builder], Builder]:
+    def register(
+        self, name: str, options: type = NoOptions, *, formerly: tuple[str, ...] = ()
+    ) -> Callable[[Builder], Builder]:
+        """Register the builder under a name; `formerly` are older names that files and programs may still use."""
+
         def add(builder: Builder) -> Builder:
             if name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
             self._entries[name] = (options, builder)
+            self._renamed |= dict.fromkeys(formerly, name)
             return builder
 
         return add
@@ -53,7 +59,7 @@ class Registry(Generic[Builder]):
         return self._entries[choice.name][1]
 
     def parse(self, entry: Any) -> Choice:
-        """A name, a mapping with a name and options, or a Choice, checked."""
+        """Check an entry: a name, a mapping with a name and options, or a Choice."""
         if isinstance(entry, Choice):
             return entry
         if isinstance(entry, str):
@@ -63,7 +69,8 @@ class Registry(Generic[Builder]):
                 f"A {self.kind} is a name or a mapping with 'name' and options; got {entry!r}. "
                 f"Names: {', '.join(self.names())}."
             )
-        name = entry["name"]
+        given_name = str(entry["name"])
+        name = self._renamed.get(given_name, given_name)
         if name not in self._entries:
             raise ConfigError(f"Unknown {self.kind} {name!r}. {near_misses(name, self._entries)}")
         given = {key: value for key, value in entry.items() if key != "name"}
@@ -71,7 +78,7 @@ class Registry(Generic[Builder]):
 
 
 def make(cls: type, given: Mapping[str, Any], what: str) -> Any:
-    """An instance of a dataclass from plain values; unknown keys and wrong types are errors."""
+    """Make an instance of a dataclass from plain values; unknown keys and wrong types are errors."""
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in given:
@@ -88,7 +95,7 @@ def make(cls: type, given: Mapping[str, Any], what: str) -> Any:
 
 
 def coerce(value: Any, hint: Any, what: str) -> Any:
-    """`value` as the annotated type: ints become floats, lists become tuples, entries become choices."""
+    """Return a value as the annotated type: ints become floats, lists become tuples, entries become choices."""
     origin = typing.get_origin(hint)
     if origin is Annotated and value is not None:
         return hint.__metadata__[0].parse(value)
@@ -120,7 +127,7 @@ def coerce(value: Any, hint: Any, what: str) -> Any:
 
 
 def describe(hint: Any) -> str:
-    """A type annotation in words."""
+    """Put a type annotation into words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return f"a {hint.__metadata__[0].kind}"
@@ -135,7 +142,7 @@ def describe(hint: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A config value as JSON-ready data."""
+    """Return a config value as JSON-ready data."""
     if isinstance(value, Choice):
         return value.plain()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -16,7 +16,7 @@ def current_umask() -> int:
 
 
 def write_whole(path: str | PathLike[str], content: str | bytes) -> None:
-    """Text as UTF-8, or bytes."""
+    """Write a file whole: text as UTF-8, or bytes."""
     target, temporary = Path(path), None
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -46,7 +46,7 @@ def from_hub(
     token: str | bool | None = None,
     **overrides: Any,
 ) -> Trainable:
-    """The model of a folder, or of a repository OWNER/NAME on the Hub, that `push_to_hub` wrote.
+    """Load the model of a folder, or of a repository OWNER/NAME on the Hub, that `push_to_hub` wrote.
 
     A folder of that name comes first; "hf-hub:OWNER/NAME" and "local-dir:PATH" leave no doubt. The hash of the weights
     is checked. `overrides` change fields of a classifier's config as in `create_model`.
@@ -76,7 +76,7 @@ def from_hub(
 def fetch_repository(
     repository: str, revision: str | None, cache_dir: str | PathLike[str] | None, token: str | bool | None
 ) -> tuple[dict[str, Any], Path]:
-    """What a repository says about its model, and its weights, from the Hub's cache or the network."""
+    """Return a repository's description of its model and its weight file, from the Hub's cache or the network."""
     advice = (
         f"Cannot load {repository!r} from {endpoint()}. Without a network, fetch {CONFIG} and {WEIGHTS} of the "
         f"repository elsewhere into a folder and give that: from_hub(FOLDER)."
@@ -85,7 +85,7 @@ def fetch_repository(
         from huggingface_hub import hf_hub_download
 
         def get(file: str) -> Path:
-            found = hf_hub_download(
+            path = hf_hub_download(
                 repository,
                 file,
                 revision=revision,
@@ -96,19 +96,19 @@ def fetch_repository(
                 library_name="mixlab",
                 library_version=VERSION,
             )
-            return Path(found)
+            return Path(path)
 
         about = read_config(get(CONFIG))
         return about, get(about["weights"]["file"])
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The part of a config.json that is ours, checked."""
+    """Return the part of a config.json that describes a Mixlab model, checked."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise HubError(f"{path} is not a readable config.json: {error}") from error
-    about = told.get("mixlab") if isinstance(told, dict) else None
+    about = entries.get("mixlab") if isinstance(entries, dict) else None
     if not isinstance(about, dict):
         raise HubError(
             f"{path} describes no Mixlab model. Weights of other code go into a named model: "
@@ -130,25 +130,27 @@ def push_to_hub(
     place: Place,
     *,
     metrics: Metrics | None = None,
-    licence: str = "unknown",
+    license: str = "unknown",
     data: str = "",
     description: str = "",
     private: bool = False,
     revision: str | None = None,
     token: str | bool | None = None,
     message: str = "Upload a Mixlab model",
+    licence: str | None = None,
 ) -> str:
-    """Write a model into a folder, or upload it to OWNER/NAME on the Hub; the folder or the address of the upload.
+    """Write a model into a folder, or upload it to OWNER/NAME on the Hub; return the folder or the upload's address.
 
     A text with one slash is a repository unless its first part is a folder here. A model card that is there already
     stays as it is. `metrics` are names with numbers or texts, `data` says what the model was trained on.
+    `licence` is the older spelling of `license`.
     """
-    inner, told = unwrapped(model), dict(metrics or {})
-    check_metrics(told)
+    inner, results = unwrapped(model), dict(metrics or {})
+    check_metrics(results)
     folder = as_folder(place)
     repository = None if folder is not None else str(place).removeprefix(REMOTE)
-    texts = {"licence": licence, "data": data, "description": description}
-    card = model_card(inner, architecture(inner), repository, metrics=told, **texts)
+    texts = {"license": licence or license, "data": data, "description": description}
+    card = model_card(inner, architecture(inner), repository, metrics=results, **texts)
     if folder is not None:
         if folder.exists() and not folder.is_dir():
             raise HubError(f"{folder} is a file; a model is written into a folder.")
@@ -167,7 +169,7 @@ def upload(
     token: str | bool | None,
     message: str,
 ) -> str:
-    """A model as a commit of a repository that is made if need be; the address of the commit."""
+    """Upload a model as a commit of a repository, which is made if need be; return the commit's address."""
     advice = f"Nothing was uploaded to {repository!r}. Push to a folder first: push_to_hub(model, FOLDER)."
     if offline():
         raise HubError(f"HF_HUB_OFFLINE is set. {advice}")
@@ -185,7 +187,7 @@ def upload(
 
 
 def write_folder(model: Trainable, folder: Path, card: str) -> None:
-    """Weights, then the config with their hash, then the card unless there is one."""
+    """Write the weights, then the config with their hash, then the card unless there is one."""
     save_weights(model, folder / WEIGHTS)
     config = hub_config(model, sha256_of(folder / WEIGHTS))
     write_whole(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
@@ -194,7 +196,7 @@ def write_folder(model: Trainable, folder: Path, card: str) -> None:
 
 
 def hub_config(model: Trainable, digest: str) -> dict[str, Any]:
-    """config.json: timm's entries where timm can build the model, and ours."""
+    """Return the entries of config.json: timm's if timm can build the model, and Mixlab's."""
     task = model.task if isinstance(model, DenseModel) else "classification"
     ours = {"version": VERSION, "task": task, "weights": {"file": WEIGHTS, "sha256": digest}}
     name = architecture(model)
@@ -217,17 +219,17 @@ def hub_config(model: Trainable, digest: str) -> dict[str, Any]:
 
 
 def architecture(model: Trainable) -> str | None:
-    """The name that timm knows a model by; None for what it cannot build."""
+    """Return the name that timm knows a model by, or None if timm cannot build it."""
     if not isinstance(model, Backbone) or model.config.name not in rows():
         return None
     return f"mixlab_{model.config.name}"
 
 
 def timm_arguments(config: ModelConfig) -> dict[str, Any]:
-    """Where a config differs from its named model, as arguments of `timm.create_model`."""
-    usual, own = model_config(config.name, in_channels=config.in_channels), config.plain()
+    """Return how a config differs from its named model, as arguments of `timm.create_model`."""
+    usual, entries = model_config(config.name, in_channels=config.in_channels), config.plain()
     changed = {
-        field.name: own[field.name]
+        field.name: entries[field.name]
         for field in fields(config)
         if field.name not in TOLD_ELSEWHERE and getattr(config, field.name) != getattr(usual, field.name)
     }
@@ -237,7 +239,7 @@ def timm_arguments(config: ModelConfig) -> dict[str, Any]:
 
 
 def as_folder(place: Place) -> Path | None:
-    """The folder that a text means; None for a repository."""
+    """Return the folder that a text means, or None if it means a repository."""
     if not isinstance(place, (str, PathLike)) or not str(place):
         raise ConfigError(f"A model is in a folder or in a repository OWNER/NAME; got {place!r}.")
     text = str(place)

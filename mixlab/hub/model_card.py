@@ -23,16 +23,16 @@ def model_card(
     repository: str | None,
     *,
     metrics: Metrics,
-    licence: str,
+    license: str,
     data: str,
     description: str,
 ) -> str:
-    """Front matter, what the model is, how to load it, its metrics, and whom to cite."""
+    """Write a card: front matter, what the model is, how to load it, its metrics, and whom to cite."""
     config = model.backbone.config if isinstance(model, DenseModel) else model.config
     task = PIPELINES.get(model.task, model.task) if isinstance(model, DenseModel) else "image-classification"
     tags = ["mixlab", task] + (["timm"] if architecture else [])
     parts = [
-        front_matter({"library_name": "mixlab", "license": licence, "pipeline_tag": task, "tags": tags}),
+        front_matter({"library_name": "mixlab", "license": license, "pipeline_tag": task, "tags": tags}),
         f"# {config.name}\n\n{description}".rstrip() + "\n",
         table("What it is", facts(model, data)),
         usage(repository, architecture),
@@ -52,7 +52,7 @@ def front_matter(entries: Mapping[str, object]) -> str:
 
 def facts(model: Trainable, data: str) -> dict[str, str]:
     config = model.backbone.config if isinstance(model, DenseModel) else model.config
-    found = {
+    entries = {
         "architecture": config.name,
         "token mixers": ", ".join(dict.fromkeys(choice.name for choice in config.mixers)),
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.2f} M",
@@ -60,12 +60,12 @@ def facts(model: Trainable, data: str) -> dict[str, str]:
         "classes": str(model.config.num_classes),
     }
     if model.class_names:
-        found["class names"] = ", ".join(model.class_names[:20]) + (", ..." if len(model.class_names) > 20 else "")
-    return found | ({"trained on": data} if data else {})
+        entries["class names"] = ", ".join(model.class_names[:20]) + (", ..." if len(model.class_names) > 20 else "")
+    return entries | ({"trained on": data} if data else {})
 
 
 def usage(repository: str | None, architecture: str | None) -> str:
-    """Lines that load the model; a folder is not named, because it may be moved or published."""
+    """Write the lines that load the model; a folder is not named, because it may be moved or published."""
     here = "path/to/this/folder"
     lines = ["import mixlab", "", f"model = mixlab.from_hub({json.dumps(repository or here)})"]
     if architecture:

@@ -43,7 +43,7 @@ def construct(
     dtype: torch.dtype | None = None,
     **overrides: Any,
 ) -> TimmBackbone:
-    """A model from timm's arguments; any other is a field of the config, such as `mixers`."""
+    """Build a model from timm's arguments; any other argument is a field of the config, such as `mixers`."""
     overrides |= {"num_classes": 0 if global_pool == "" else num_classes, "in_channels": in_chans}
     if img_size is not None:
         overrides["image_size"] = img_size if isinstance(img_size, int) else list(img_size)
@@ -58,17 +58,17 @@ def construct(
 
 
 def converted(state: Mapping[str, Tensor], model: TimmBackbone) -> dict[str, Tensor]:
-    """Weights in any known layout as this model names and sizes them; a classifier of other classes is left out."""
+    """Return weights of any known layout as this model names and sizes them, without a classifier of other classes."""
     about = model.pretrained_cfg
     size = tuple(about["input_size"][1:])
-    own = model.state_dict()
-    tensors = best_layout("The checkpoint", unwrap(Checkpoint("The checkpoint", state)), own)
-    tensors = absent_as_zeros(model, own) | fit(model, tensors, replace(model.config, image_size=size))
-    return tensors if model.num_classes == about["num_classes"] else keep_own_classifier(tensors, own)
+    current = model.state_dict()
+    tensors = best_layout("The checkpoint", unwrap(Checkpoint("The checkpoint", state)), current)
+    tensors = absent_as_zeros(model, current) | fit(model, tensors, replace(model.config, image_size=size))
+    return tensors if model.num_classes == about["num_classes"] else keep_own_classifier(tensors, current)
 
 
 def entrypoint(name: str) -> Callable[..., nn.Module]:
-    """The function that timm calls for a model."""
+    """Make the function that timm calls for a model."""
 
     def create(pretrained: bool = False, **options: Any) -> nn.Module:
         if options.get("feature_cls", "getter") != "getter":
@@ -110,14 +110,14 @@ def adopt(model: TimmBackbone, about: Mapping[str, Any]) -> None:
 
 
 def pyramid_indices(depths: Sequence[int], taps: Sequence[int]) -> tuple[int, ...]:
-    """Which of timm's features are the maps of `pyramid`: every stage, or the taps of a single one."""
+    """Return which of timm's features are the maps of `pyramid`: every stage, or the taps of a single one."""
     if len(depths) > 1:
         return tuple(range(len(depths)))
     return tuple(max(1, round(depths[0] * tap / TWELFTHS)) - 1 for tap in taps or (TWELFTHS,))
 
 
 def default_cfg(config: ModelConfig, release: Release | None = None) -> dict[str, Any]:
-    """What timm keeps beside a model; of a public checkpoint also where it is."""
+    """Return what timm keeps besides a model; for a public checkpoint also its address."""
     size = config.image_size if release is None else (release.image_size, release.image_size)
     grid, first_conv = last_grid(config, size)
     preprocessing, paper = config.preprocessing, paper_of(config.family)
@@ -140,13 +140,13 @@ def default_cfg(config: ModelConfig, release: Release | None = None) -> dict[str
     if release is not None:
         where = {"url": release.url} if release.url else {"hf_hub_id": release.repository}
         file = {} if release.url else {"hf_hub_filename": release.file}
-        cfg |= {**where, **file, "license": release.licence, "origin_url": release.page}
+        cfg |= {**where, **file, "license": release.license, "origin_url": release.page}
         cfg |= {"num_classes": release.num_classes, "crop_pct": release.crop or preprocessing.crop}
     return cfg
 
 
 def last_grid(config: ModelConfig, size: Sequence[int]) -> tuple[Grid, str]:
-    """The grid of the last stage, and the name of the first convolution, without building the model."""
+    """Return the grid of the last stage and the name of the first convolution, without building the model."""
     grid = Grid(*size)
     with torch.device("meta"):
         first = stem(config.inherit(config.stem), config.in_channels, config.dims[0])
@@ -157,12 +157,12 @@ def last_grid(config: ModelConfig, size: Sequence[int]) -> tuple[Grid, str]:
 
 
 def all_cfgs() -> dict[str, dict[str, Any]]:
-    found = {}
+    cfgs = {}
     for name in NAMES:
         config = model_config(name)
         for tag, release in releases().get(name, {"": None}).items():
-            found[f"{PREFIX}{name}.{tag}".rstrip(".")] = default_cfg(config, release)
-    return found
+            cfgs[f"{PREFIX}{name}.{tag}".rstrip(".")] = default_cfg(config, release)
+    return cfgs
 
 
 NAMES = [name for name in list_models() if ensemble_row(name) is None]

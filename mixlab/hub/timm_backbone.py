@@ -16,12 +16,12 @@ from mixlab.models.coscale import CoscaleGroup, Output
 from mixlab.models.heads import POOLS, Readout, pool
 from mixlab.models.stems import Stem
 
-POOL_OF = {"avg": "mean", "token": "class_token", "bilateral": "bilateral", "centre": "centre"}  # timm's names and ours
+POOL_OF = {"avg": "mean", "token": "class_token", "bilateral": "bilateral", "center": "center", "centre": "center"}
 FORMATS = ("NCHW", "NHWC", "NLC")
 
 
 class Enough(Exception):
-    """Everything that was asked for has been seen."""
+    """Raised to stop a forward pass once every feature that was asked for is there."""
 
 
 class TimmBackbone(Backbone):
@@ -62,12 +62,12 @@ class TimmBackbone(Backbone):
 
     @property
     def num_features(self) -> int:
-        """Channels of `forward_features`."""
+        """Return the channels of `forward_features`."""
         return self.config.dims[-1]
 
     @property
     def head_hidden_size(self) -> int:
-        """Width of the pooled features."""
+        """Return the width of the pooled features."""
         return self.readout.width
 
     @property
@@ -76,7 +76,7 @@ class TimmBackbone(Backbone):
 
     @property
     def feature_places(self) -> tuple[str, ...]:
-        """The intermediates that are timm's features: one per stage, or one per block of a single stage."""
+        """Return the intermediates that are timm's features: one per stage, or one per block of a single stage."""
         if self.stage_count == 1:
             return tuple(f"stages.0.blocks.{index}" for index in range(len(self.stages[0].blocks)))
         names = [f"stages.{index}" for index in range(len(self.stages))]
@@ -88,15 +88,17 @@ class TimmBackbone(Backbone):
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
-        found = []
-        for index, place in enumerate(self.feature_places):
+        infos = []
+        for index, name in enumerate(self.feature_places):
             stage = 0 if self.stage_count == 1 else index
-            module = place.rpartition(".")[0] if place.startswith("coscale") else place
-            found.append({"num_chs": self.channels[stage], "reduction": self.strides[stage], "module": module})
-        return found
+            module = name.rpartition(".")[0] if name.startswith("coscale") else name
+            infos.append({"num_chs": self.channels[stage], "reduction": self.strides[stage], "module": module})
+        return infos
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
-        """The layer of a parameter or module, from the image to the head; `coarse` takes whole stages."""
+        """Return the function that numbers the layer of a parameter or module from the image to the head; `coarse`
+        counts whole stages.
+        """
         layer: dict[str, int] = {}
         for index, (name, parameters) in enumerate(self.layer_order):
             stage = {"stem": 0, "head": len(self.stages) + 2}.get(name)
@@ -105,7 +107,7 @@ class TimmBackbone(Backbone):
             layer |= dict.fromkeys(parameters, stage if coarse else index)
 
         def find(name: str) -> int:
-            inside = [place for parameter, place in layer.items() if parameter.startswith(f"{name}.")]
+            inside = [number for parameter, number in layer.items() if parameter.startswith(f"{name}.")]
             return layer[name] if name in layer else max(inside, default=max(layer.values()))
 
         return find
@@ -122,7 +124,7 @@ class TimmBackbone(Backbone):
         return self.head.classifier
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Another number of classes and, if given, another pooling; 0 classes leave the pooled features."""
+        """Change the number of classes and, if given, the pooling; with 0 classes the model gives pooled features."""
         unpooled = self.global_pool == "" if global_pool is None else global_pool == ""
         if num_classes and unpooled:
             raise ConfigError("global_pool='' gives unpooled features, which no classifier takes: use num_classes=0.")
@@ -157,7 +159,7 @@ class TimmBackbone(Backbone):
         return self.forward_head(self.forward_features(image))
 
     def forward_features(self, image: Tensor) -> Tensor:
-        """The last map or tokens, unpooled."""
+        """Return the last map or tokens, unpooled."""
         return self.last(self.features(image))
 
     def last(self, outputs: list[Output]) -> Tensor:
@@ -173,7 +175,7 @@ class TimmBackbone(Backbone):
         return tokens if readout.pool.reads_class_tokens else grid.to_map(tokens)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Class scores from `forward_features`; with `pre_logits` what a model without a classifier gives."""
+        """Return class scores from `forward_features`; with `pre_logits` what the classifier would take."""
         if self.global_pool:
             readout = self.readout
             if readout.pool.reads_class_tokens:
@@ -195,35 +197,35 @@ class TimmBackbone(Backbone):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Features of `feature_info` in the order asked for, and in front of them the result of `forward_features`.
+        """Return features of `feature_info` in the given order, after the result of `forward_features`.
 
         `norm` puts the final norm behind those that it fits, where it stands in front of the pooling. With `stop_early`
         nothing behind the last one is computed: it then takes the place of the result.
         """
         if str(getattr(output_fmt, "value", output_fmt)) not in FORMATS:
             raise ConfigError(f"Unknown output_fmt {output_fmt!r}. {near_misses(str(output_fmt), FORMATS)}")
-        places = self.feature_places
-        taken = chosen(len(places), indices)
+        names = self.feature_places
+        taken = chosen(len(names), indices)
         last = max(taken)
-        found: dict[str, Output] = {}
+        outputs_by_name: dict[str, Output] = {}
 
         def keep(name: str, tokens: Tensor, grid: Grid) -> None:
-            if name in places and places.index(name) in taken:
-                found[name] = (tokens, grid)
-            if stop_early and name == places[last] and last + 1 < len(places):
+            if name in names and names.index(name) in taken:
+                outputs_by_name[name] = (tokens, grid)
+            if stop_early and name == names[last] and last + 1 < len(names):
                 raise Enough
 
         try:
             outputs = self.features(image, keep)
         except Enough:
             outputs = []
-        shown = [self.shown(index, *found[places[index]], norm, output_fmt) for index in taken]
+        shown = [self.shown(index, *outputs_by_name[names[index]], norm, output_fmt) for index in taken]
         if intermediates_only:
             return shown
         return (self.last(outputs) if outputs else shown[taken.index(last)]), shown
 
     def shown(self, index: int, tokens: Tensor, grid: Grid, norm: bool, output_fmt: str) -> Tensor:
-        """One feature, normed if asked for and possible, in the format asked for."""
+        """Return one feature, normed if requested and possible, in the requested format."""
         norms = self.readout.norms
         of_scale = 0 if self.stage_count == 1 else index - self.stage_count + len(norms)
         if norm and self.readout.norm_first and of_scale >= 0:
@@ -236,7 +238,7 @@ class TimmBackbone(Backbone):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop what comes behind the last of these features; the indices, counted from the front.
+        """Drop what comes after the last of these features; return their indices, counted from the front.
 
         The final norm stays, because it says the model's precision, but is frozen where no feature passes it.
         """
@@ -255,7 +257,7 @@ class TimmBackbone(Backbone):
 
 
 def chosen(count: int, indices: int | Sequence[int] | None) -> list[int]:
-    """Indices from the front: all for None, the last n for a number, negative ones from the end."""
+    """Return indices counted from the front: all for None, the last n for a number, negative ones from the end."""
     wanted = count if indices is None else indices
     taken = [count - wanted + index for index in range(wanted)] if isinstance(wanted, int) else list(wanted)
     lowest = 0 if isinstance(wanted, int) else -count

@@ -20,7 +20,7 @@ from mixlab.core.parts import Part, in_one
 from mixlab.models.config import MIN_SIDE, TWELFTHS, ModelConfig
 from mixlab.models.coscale import CoscaleBlock, CoscaleGroup, Output, explain_branches
 from mixlab.models.heads import Readout, head
-from mixlab.models.init import initialise
+from mixlab.models.init import initialize
 from mixlab.models.layers import Residual
 from mixlab.models.mixers import Mixer
 from mixlab.models.model import Model
@@ -134,7 +134,7 @@ class Backbone(Model):
         self.strides = tuple(itertools.accumulate((step.stride for step in steps), operator.mul))
         self.strides *= len(config.taps) or 1
         self.reference_grids = self.grids(*config.image_size)
-        initialise(self, config.init)
+        initialize(self, config.init)
 
     @property
     def backbones(self) -> "list[Backbone]":
@@ -229,10 +229,10 @@ class Backbone(Model):
         like = self.readout.norms[0].weight
         if self.config.num_classes and num_classes:
             self.head.classifier = nn.Linear(self.head.width, num_classes).to(like.device, like.dtype)
-            initialise(self.head.classifier, config.init, self.head)
+            initialize(self.head.classifier, config.init, self.head)
         else:
             self.head = head(config.head, self.readout.width, num_classes).to(like.device, like.dtype)
-            initialise(self.head, config.init)
+            initialize(self.head, config.init)
         self.config, self.class_names = config, ()
 
     def check_image(self, image: Tensor) -> None:

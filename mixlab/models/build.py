@@ -21,12 +21,12 @@ Built = TypeVar("Built", bound=Backbone)
 
 
 def build(config: ModelConfig) -> Backbone:
-    """The model that a config describes, with fresh weights."""
+    """Build the model that a config describes, with fresh weights."""
     return build_as(Backbone, config)
 
 
 def build_as(kind: type[Built], config: ModelConfig) -> Built:
-    """The same as a subclass of Backbone."""
+    """Build the model that a config describes as an instance of a subclass of Backbone."""
     first = stem(config.inherit(config.stem), config.in_channels, config.dims[0])
     grid, stages = first.grid_after(Grid(*config.image_size)), []
     rates = iter(config.drop_path.rates(sum(config.depths)))
@@ -51,7 +51,7 @@ def build_as(kind: type[Built], config: ModelConfig) -> Built:
 
 
 def check_class_tokens(config: ModelConfig, stages: Sequence[Stage]) -> None:
-    """Class tokens that are read must have seen the image: through their mixer, or through an exchange of scales."""
+    """Raise unless class tokens that are read have seen the image, through their mixer or an exchange of scales."""
     read = stages[-(config.coscale.scales if config.coscale else 1) :]
     seeing = [any(mixer.mixes_class_tokens for block in stage.blocks for mixer in block.mixers) for stage in read]
     exchanged = config.coscale is not None and config.coscale.exchange != "none"
@@ -63,7 +63,7 @@ def check_class_tokens(config: ModelConfig, stages: Sequence[Stage]) -> None:
 
 
 def build_parts(config: ModelConfig, index: int, grid: Grid) -> StageParts:
-    """A mixer's parts for the blocks of a stage, and behind them for the parallel blocks on its scale."""
+    """Make a mixer's parts for the blocks of a stage, followed by those for the parallel blocks on its scale."""
     choice, depth = config.mixer(index), config.depths[index]
     if config.coscale is not None and index >= len(config.dims) - config.coscale.scales:
         depth += config.coscale.blocks
@@ -76,7 +76,7 @@ def build_parts(config: ModelConfig, index: int, grid: Grid) -> StageParts:
 def build_stage(
     config: ModelConfig, index: int, grid: Grid, parts: StageParts, downsample: Stem | None, rates: Iterator[float]
 ) -> Stage:
-    """A stage from the first parts of its mixer; `rates` yields one drop rate per block."""
+    """Build a stage from the first parts of its mixer; `rates` yields one drop rate per block."""
     dim, class_tokens = config.dims[index], config.class_tokens[index]
     blocks = [build_block(config, index, block, next(rates)) for block in parts.blocks[: config.depths[index]]]
     return Stage(
@@ -100,8 +100,8 @@ def build_class_token(count: int, dim: int) -> nn.Parameter:
 
 
 def build_block(config: ModelConfig, index: int, parts: BlockParts, rate: float) -> Block:
-    own_channel_mixing = all(mixer.mixes_channels for mixer in parts.branches)
-    has_mlp = not own_channel_mixing if config.channel_mlp is None else config.channel_mlp
+    mixes_channels = all(mixer.mixes_channels for mixer in parts.branches)
+    has_mlp = not mixes_channels if config.channel_mlp is None else config.channel_mlp
     channel = build_residual(config, index, [build_mlp(config, index)], rate) if has_mlp else None
     return Block(parts.position, build_residual(config, index, parts.branches, rate), channel)
 
@@ -122,7 +122,7 @@ def build_residual(
 
 
 def build_coscale(config: ModelConfig, parallel: Sequence[Sequence[BlockParts]]) -> CoscaleGroup | None:
-    """Parallel blocks from the parts that the mixers of the coarser stages made for them."""
+    """Build the parallel blocks from the parts that the mixers of the coarser stages made for them."""
     if config.coscale is None:
         return None
     first, rate = len(config.dims) - config.coscale.scales, config.drop_path.rate

@@ -17,7 +17,7 @@ IMAGENET21K = "imagenet21k"  # instead of a file
 def map_classifier(
     tensors: Mapping[str, Tensor], class_map: Sequence[int], origin: str, num_classes: int
 ) -> dict[str, Tensor]:
-    """Tensors whose last linear layer has the rows that a map names."""
+    """Return tensors whose last linear layer has the rows that a map names."""
     if len(class_map) != num_classes:
         raise ConfigError(f"A class map has a row for each class: {num_classes} are needed; got {len(class_map)}.")
     keys = [key for key in tensors if key.startswith(CLASSIFIER)]
@@ -27,7 +27,7 @@ def map_classifier(
 
 
 def rows_of(values: Tensor, class_map: Sequence[int], origin: str) -> Tensor:
-    """Rows (classes, ...) of a weight or a bias."""
+    """Take the rows (classes, ...) of a weight or a bias."""
     wrong = [row for row in class_map if not MISSING <= row < len(values)]
     if wrong:
         raise ConfigError(
@@ -40,7 +40,7 @@ def rows_of(values: Tensor, class_map: Sequence[int], origin: str) -> Tensor:
 
 
 def read_class_map(path: str, names: Sequence[str], weights: str) -> tuple[int, ...]:
-    """The row of each class from a file.
+    """Read the row of each class from a file.
 
     A line has a row of the larger classifier, the name of one of its classes, or "-" for none, in the order of the
     classes; or it has the name of a class, a tab, and one of these. Empty lines and comments (#) are skipped.
@@ -52,8 +52,8 @@ def read_class_map(path: str, names: Sequence[str], weights: str) -> tuple[int, 
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The class map {path} cannot be read: {error}") from error
-    told = [line for line in lines if line.strip() and not line.startswith("#")]
-    entries = [line.split("\t") for line in told]
+    mapped = [line for line in lines if line.strip() and not line.startswith("#")]
+    entries = [line.split("\t") for line in mapped]
     if any(len(entry) > 2 for entry in entries) or len({len(entry) for entry in entries}) > 1:
         raise ConfigError(f"Each line of {path} is ROW, or CLASS, a tab and ROW; all lines are of one kind.")
     if entries and len(entries[0]) == 2:
@@ -77,7 +77,7 @@ def imagenet21k_rows(names: Sequence[str]) -> tuple[int, ...]:
 
 
 def in_order(path: str, entries: Sequence[Sequence[str]], names: Sequence[str]) -> list[list[str]]:
-    """Lines with names of classes, in the order of the classes."""
+    """Return the rows of lines that name classes, in the order of the classes."""
     rows: dict[str, str] = {}
     for name, row in entries:
         if name.strip() not in names:
@@ -111,7 +111,7 @@ def row_of(text: str, source: Mapping[str, int], path: str) -> int:
 
 
 def source_names(weights: str) -> dict[str, int]:
-    """The row of each class of a weight file; empty if the file does not name its classes."""
+    """Return the row of each class of a weight file; empty if the file does not name its classes."""
     from mixlab.core.errors import WeightsError
     from mixlab.models.weights import read_about
 

@@ -27,7 +27,7 @@ class Reported:
     image_size: int = 224
     params: float | None = None  # millions
     frozen: float | None = None  # millions
-    macs: float | None = None  # thousand millions
+    macs: float | None = None  # GMACs
     top1: float | None = None  # percent, ImageNet-1K
     pretraining: str | None = None  # the larger dataset in front of ImageNet-1K
 
@@ -89,7 +89,7 @@ class ModelConfig:
 
     @classmethod
     def parse(cls, row: Mapping[str, Any]) -> Self:
-        """From plain data: one value stands for all stages, a number for (side, side) or for a drop rate."""
+        """Check plain data; one value stands for all stages, a number for (side, side) or for a drop rate."""
         row = dict(row)
         if not isinstance(row.get("dims"), (list, tuple)):
             raise ConfigError(f"dims must be a list of channel counts, one per stage; got {row.get('dims')!r}.")
@@ -170,31 +170,31 @@ class ModelConfig:
 
     @property
     def evaluation_size(self) -> tuple[int, int]:
-        """Height and width of the images that this model is evaluated on."""
+        """Return height and width of the images that this model is evaluated on."""
         return parse_image_size(self.preprocessing.image_size or self.image_size)
 
     def plain(self) -> dict[str, Any]:
-        """JSON-ready data that `parse` turns back into this config."""
+        """Return JSON-ready data that `parse` turns back into this config."""
         return plain(self)
 
     def mixer(self, stage: int) -> Choice:
-        """The mixer of a stage with the model's own activation and bias filled in."""
+        """Return the mixer of a stage, with the model's activation and bias where it names none."""
         return self.inherit(self.mixers[stage])
 
     def inherit(self, choice: Choice) -> Choice:
-        """A choice whose options take the model's own values where they say nothing."""
+        """Return a choice whose options take the model's values where they say nothing."""
         names = [field.name for field in fields(choice.options) if field.name in INHERITED]
         inherited = {name: getattr(self, name) for name in names if getattr(choice.options, name) is None}
         return replace(choice, options=replace(choice.options, **inherited))
 
 
 def spread(entry: Any, count: int) -> Any:
-    """One entry for all stages, unless it is a list already."""
+    """Repeat an entry for all stages, unless it is a list already."""
     return entry if isinstance(entry, (list, tuple)) else (entry,) * count
 
 
 def override(row: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with changes on top. A mapping without a name changes options of what is there."""
+    """Return a row with changes on top. A mapping without a name changes options of the current choice."""
     merged = dict(row)
     channels = {key: changes[key] for key in ("in_channels",) if key in changes}  # preprocessing follows them
     for key, value in changes.items():
@@ -202,14 +202,14 @@ def override(row: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
             current = ModelConfig.parse({**row, **channels}).plain().get(key)
             value = {**current, **value} if isinstance(current, Mapping) else value
         merged[key] = value
-    prepared, own = merged.get("preprocessing"), changes.get("preprocessing", {})
-    if "image_size" in changes and isinstance(prepared, Mapping) and "image_size" not in own:
+    prepared, changed = merged.get("preprocessing"), changes.get("preprocessing", {})
+    if "image_size" in changes and isinstance(prepared, Mapping) and "image_size" not in changed:
         merged["preprocessing"] = {**prepared, "image_size": None}  # the old one went with the old size
     return merged
 
 
 def parse_image_size(value: Any) -> tuple[int, int]:
-    """A side or (height, width) as (height, width)."""
+    """Return (height, width) of an image size that is given as such or as one side."""
     sides = (value, value) if isinstance(value, int) else value
     whole = isinstance(sides, (list, tuple)) and all(type(side) is int and side >= 1 for side in sides)
     if not whole or len(sides) != 2:

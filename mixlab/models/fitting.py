@@ -1,4 +1,4 @@
-"""Tensors of a file as they fill a model: resized, the classifier kept or not, and what differs said in words."""
+"""Make the tensors of a file fill a model: resize them, keep or drop the classifier, put differences into words."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -21,35 +21,35 @@ FREE_FIELDS = (
 
 
 def fit(model: Backbone, tensors: Mapping[str, Tensor], config: ModelConfig | None) -> dict[str, Tensor]:
-    """Tensors without or with axes of 1, as of pointwise convolutions, and tensors of another grid on the model's."""
+    """Reshape tensors that differ in axes of 1, as of pointwise convolutions, and resize those of another grid."""
     grids = source_grids(model, config)
-    own = model.state_dict()
+    current = model.state_dict()
     fitted = {}
     for key, value in tensors.items():
-        if key in own and value.ndim != own[key].ndim and value.squeeze().shape == own[key].squeeze().shape:
-            value = value.reshape(own[key].shape)
-        resize = resizer(model, key) if key in own else None
-        if resize is not None and (grids is not None or value.shape != own[key].shape):
+        if key in current and value.ndim != current[key].ndim and value.squeeze().shape == current[key].squeeze().shape:
+            value = value.reshape(current[key].shape)
+        resize = resizer(model, key) if key in current else None
+        if resize is not None and (grids is not None or value.shape != current[key].shape):
             value = resize(key.rsplit(".", 1)[1], value, None if grids is None else grids[int(key.split(".")[1])])
         fitted[key] = value
     return fitted
 
 
-def absent_as_zeros(model: Backbone, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that a file may lack, because zeros say the same: what a module declares as `optional`."""
+def absent_as_zeros(model: Backbone, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return zeros for the tensors that a file may lack: those that a module declares as `optional`."""
     names = {f"{path}.{name}" for path, module in model.named_modules() for name in getattr(module, "optional", ())}
-    return {key: torch.zeros_like(own[key], device="cpu") for key in names & own.keys()}
+    return {key: torch.zeros_like(current[key], device="cpu") for key in names & current.keys()}
 
 
 def resizer(model: Backbone, key: str) -> Callable[[str, Tensor, Grid | None], Tensor] | None:
-    """The `resize` of the module that owns a tensor, if it is a part of a stage and has one."""
+    """Return the `resize` of the module that owns a tensor, if that is a part of a stage and has one."""
     if not key.startswith("stages."):
         return None
     return getattr(model.get_submodule(key.rsplit(".", 1)[0]), "resize", None)
 
 
 def source_grids(model: Backbone, config: ModelConfig | None) -> tuple[Grid, ...] | None:
-    """The stages' grids of the model that wrote a file; None where the file does not say."""
+    """Return the grids of the stages of the model that wrote a file, or None if the file does not say."""
     if config is None:
         return None
     if config.image_size == model.config.image_size:
@@ -58,42 +58,45 @@ def source_grids(model: Backbone, config: ModelConfig | None) -> tuple[Grid, ...
         return build(config).reference_grids
 
 
-def keep_own_classifier(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Classifier and norm from the file where they fit whole, else the model's own; without one, the head goes too."""
-    has_classifier = any(key.startswith(CLASSIFIER) for key in own)
+def keep_own_classifier(tensors: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Take classifier and norm from the file where they fit whole, else from the model; drop the head of a model
+    without classes.
+    """
+    has_classifier = any(key.startswith(CLASSIFIER) for key in current)
     kept = dict(tensors)
     for prefix in (CLASSIFIER, HEAD_NORM) if has_classifier else ("head.",):
-        mine = {key: value for key, value in own.items() if key.startswith(prefix)}
+        mine = {key: value for key, value in current.items() if key.startswith(prefix)}
         given = {key: value.shape for key, value in tensors.items() if key.startswith(prefix)}
         if given != {key: value.shape for key, value in mine.items()}:
             kept = {key: value for key, value in kept.items() if not key.startswith(prefix)} | mine
     return kept
 
 
-def differences(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """What keeps the tensors from filling the model, in words; empty if nothing does."""
-    shapes = {key for key in own.keys() & tensors.keys() if tensors[key].shape != own[key].shape}
-    missing, unexpected = own.keys() - tensors.keys(), tensors.keys() - own.keys()
-    told = [
+def differences(tensors: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> str:
+    """Say in words what keeps the tensors from filling the model; empty if nothing does."""
+    shapes = {key for key in current.keys() & tensors.keys() if tensors[key].shape != current[key].shape}
+    missing, unexpected = current.keys() - tensors.keys(), tensors.keys() - current.keys()
+    parts = [
         listed("missing", missing),
         listed("unexpected", unexpected),
         listed(
-            "mis-shaped", (f"{key} (file {list(tensors[key].shape)}, model {list(own[key].shape)})" for key in shapes)
+            "mis-shaped",
+            (f"{key} (file {list(tensors[key].shape)}, model {list(current[key].shape)})" for key in shapes),
         ),
     ]
     wrong = shapes | missing | unexpected
     if wrong and all(key.startswith(HEAD_NORM) for key in wrong) and not shapes:
         has = "has no" if missing else "has a"
-        told.append(
+        parts.append(
             f"the file {has} norm in front of its classifier: create_model(..., head={{'norm': {not missing}}})"
         )
         wrong = set()
     if wrong and all(key.startswith("head.") for key in wrong):
-        told.append(
+        parts.append(
             "only the head differs: build the model with the file's num_classes to keep it, "
             "or leave it out with load_weights(..., replace_classifier=True)"
         )
-    problems = [part for part in told if part]
+    problems = [part for part in parts if part]
     return "; ".join(problems) + ("." if problems else "")
 
 

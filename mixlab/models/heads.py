@@ -45,7 +45,7 @@ class MeanPool(Pool):
         return grid.image(tokens).mean(1)
 
 
-@POOLS.register("centre")
+@POOLS.register("center", formerly=("centre",))
 class CentrePool(Pool):
     """The mean of the patches that touch the image's centre: four on an even grid, one on an odd grid."""
 

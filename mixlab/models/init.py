@@ -1,4 +1,4 @@
-"""How fresh weights are drawn. A module that sets `initialises_itself` is left as it made itself."""
+"""Draw fresh weights. A module that sets `initializes_itself` is left as it made itself."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ def truncated_normal(layer: Layer, parent: nn.Module | None) -> None:
 
 
 def truncated_normal_linear(layer: Layer, parent: nn.Module | None) -> None:
-    """Linear layers as above; convolutions as PyTorch draws them (CoaT)."""
+    """Linear layers as in `truncated_normal`; convolutions as PyTorch draws them (CoaT)."""
     if isinstance(layer, nn.Linear):
         truncated_normal(layer, parent)
 
@@ -64,13 +64,16 @@ SCHEMES: dict[str, Callable[[Layer, nn.Module | None], None]] = {
 }
 
 
-def initialise(module: nn.Module, scheme: str, parent: nn.Module | None = None) -> None:
+def initialize(module: nn.Module, scheme: str, parent: nn.Module | None = None) -> None:
     """Apply a scheme to the linear layers and convolutions of a module."""
     if scheme not in SCHEMES:
         raise ConfigError(f"Unknown init {scheme!r}. {near_misses(scheme, SCHEMES)}")
-    if getattr(module, "initialises_itself", False):
+    if any(getattr(module, name, False) for name in ("initializes_itself", "initialises_itself")):  # the older name
         return
     if isinstance(module, Layer):
         SCHEMES[scheme](module, parent)
     for child in module.children():
-        initialise(child, scheme, module)
+        initialize(child, scheme, module)
+
+
+initialise = initialize  # the name until 0.1.0

@@ -35,5 +35,5 @@ def papers() -> dict[str, Paper]:
 
 
 def paper_of(family: str) -> Paper | None:
-    """The paper of a family of models; None for one that is not ours."""
+    """Return the paper of a family of models, or None for a family that is not Mixlab's."""
     return papers().get(OTHER.get(family, family))

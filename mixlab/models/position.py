@@ -17,7 +17,7 @@ class PositionTable(nn.Module):
     `class_tokens` of them may have vectors of their own.
     """
 
-    initialises_itself = True
+    initializes_itself = True
     undecayed = ("table", "prefix")
 
     def __init__(self, grid: Grid, dim: int, class_tokens: int = 0) -> None:

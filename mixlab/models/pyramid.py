@@ -45,7 +45,7 @@ class PyramidAdapter(nn.Module):
 
 
 def rescaling(channels: int, native: int, stride: int) -> nn.Module:
-    """The learned step from one stride to another; none where they agree or are no power of two apart."""
+    """Return the learned step from one stride to another: none if they agree or are no power of two apart."""
     if native == 4 * stride:
         first, second = (nn.ConvTranspose2d(channels, channels, 2, 2) for _ in range(2))
         return nn.Sequential(first, nn.BatchNorm2d(channels), nn.GELU(), second)

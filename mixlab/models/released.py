@@ -41,7 +41,7 @@ class Release:
     repository: str = ""
     url: str = ""
     layout: str  # of `configs/layouts`
-    licence: str
+    license: str
     sha256: str = ""  # the leading digits that are published, if any
     top1: float | None = None  # percent, ImageNet-1K
     data: str = "imagenet-1k"
@@ -55,24 +55,24 @@ class Release:
 
     @property
     def address(self) -> str:
-        """Where a browser finds it."""
+        """Return the address at which a browser finds the file."""
         return self.url or f"{endpoint()}/{self.repository}/resolve/main/{self.file}"
 
     @property
     def local(self) -> Path:
-        """Where a copy that was fetched by hand belongs."""
+        """Return the path at which a copy that was fetched by hand is looked for."""
         return cache_folder() / f"{self.model}.{self.tag}" / Path(self.file).name
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What `create_model` needs beside the name."""
+        """Return the options that `create_model` needs besides the name."""
         crop = {} if self.crop is None else {"preprocessing": {"crop": self.crop}}
         return {"image_size": self.image_size, "num_classes": self.num_classes, **crop}
 
 
 @functools.cache
 def releases() -> dict[str, dict[str, Release]]:
-    """Every known checkpoint by model and tag; the first tag of a model is its default."""
+    """Return every known checkpoint by model and tag; the first tag of a model is its default."""
     file = resources.files("mixlab") / "configs" / "checkpoints.toml"
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     return {
@@ -82,13 +82,13 @@ def releases() -> dict[str, dict[str, Release]]:
 
 
 def parse(model: str, tag: str, row: dict[str, Any], sources: dict[str, Any]) -> Release:
-    own = {key: value for key, value in row.items() if key != "source"}
-    given = {"model": model, "tag": tag, **sources[row["source"]], **own}
+    entries = {key: value for key, value in row.items() if key != "source"}
+    given = {"model": model, "tag": tag, **sources[row["source"]], **entries}
     return make(Release, given, f"the checkpoint {tag!r} of {model!r}")
 
 
 def find_release(name: str, wanted: str = WORD) -> Release:
-    """The row that "released" or "released:TAG" means for a model."""
+    """Return the checkpoint that "released" or "released:TAG" means for a model."""
     if not name:
         raise ConfigError(
             f"{wanted!r} weights need the name of a single model: create_model(NAME, weights={wanted!r})."
@@ -106,7 +106,7 @@ def find_release(name: str, wanted: str = WORD) -> Release:
 
 
 def is_released(weights: object) -> bool:
-    """Whether `create_model` was asked for a public checkpoint instead of a file."""
+    """Return whether these weights name a public checkpoint instead of a file."""
     return isinstance(weights, str) and (weights == WORD or weights.startswith(f"{WORD}:"))
 
 
@@ -114,7 +114,7 @@ def is_released(weights: object) -> bool:
 
 
 def fetch(release: Release) -> Path:
-    """The file on this machine, downloaded if need be, with its hash checked where one is known."""
+    """Return the path of the checkpoint on this machine, downloaded if need be, its hash checked if one is known."""
     if release.local.is_file():
         path, expected = release.local, release.sha256
     elif release.repository:
@@ -142,16 +142,16 @@ def from_repository(release: Release) -> Path:
 
 
 def download(url: str, target: Path, release: Release | None = None) -> None:
-    """A file from a URL; it appears under its name only when it is complete."""
+    """Download a file from a URL; it appears under its name only when it is complete."""
     advice = f" {what_to_do(release)}" if release else ""
     part = target.with_name(f"{target.name}.{uuid.uuid4().hex}.part")  # processes of one run may fetch at once
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, part.open("wb") as out:
-            told = answer.headers.get("Content-Length")
-            received = copy(answer, out, int(told) if told else None, target.name)
-        if told and received != int(told):
-            raise HubError(f"{url} broke off after {received} of {told} bytes. Try again.")
+            declared = answer.headers.get("Content-Length")
+            received = copy(answer, out, int(declared) if declared else None, target.name)
+        if declared and received != int(declared):
+            raise HubError(f"{url} broke off after {received} of {declared} bytes. Try again.")
         if release is not None:
             verify(part, release.sha256, f"what {url} gave")
         os.replace(part, target)
@@ -164,7 +164,7 @@ def download(url: str, target: Path, release: Release | None = None) -> None:
 
 
 def copy(answer: Any, out: Any, total: int | None, title: str) -> int:
-    """Bytes from an answer into a file, with a bar for people; how many there were."""
+    """Copy the bytes of an answer into a file, with a progress bar, and return their number."""
     received = 0
     with progress(title, total) as advance:
         while chunk := answer.read(CHUNK):
@@ -176,7 +176,7 @@ def copy(answer: Any, out: Any, total: int | None, title: str) -> int:
 
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Any]:
-    """A bar on a terminal; nothing in pipes."""
+    """Show a progress bar on a terminal, and nothing in pipes; gives the function that moves it."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
@@ -190,13 +190,13 @@ def progress(title: str, total: int | None) -> Iterator[Any]:
 
 
 def verify(path: Path, expected: str, what: str) -> None:
-    """Compare a file with the leading digits of its sha256, as far as they are known."""
+    """Raise unless the sha256 of a file starts with the digits that are known of it."""
     if not expected:
         return
-    found = sha256_of(path)
-    if not found.startswith(expected.lower()):
+    digest = sha256_of(path)
+    if not digest.startswith(expected.lower()):
         raise HubError(
-            f"{path} is not {what}: its sha256 starts with {found[: len(expected)]}, expected {expected}. "
+            f"{path} is not {what}: its sha256 starts with {digest[: len(expected)]}, expected {expected}. "
             f"It is damaged or was replaced; delete it and fetch it again."
         )
 
@@ -214,7 +214,7 @@ def cache_folder() -> Path:
 
 
 def endpoint() -> str:
-    """The Hub, or a mirror of it."""
+    """Return the address of the Hub, or of the mirror that the environment names."""
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
@@ -232,7 +232,7 @@ def what_to_do(release: Release) -> str:
 
 @contextmanager
 def hub_errors(advice: str) -> Iterator[None]:
-    """Whatever the client of the Hub runs into, as one error that says what to do."""
+    """Turn whatever the client of the Hub runs into into one error that says what to do."""
     from huggingface_hub import errors
 
     try:

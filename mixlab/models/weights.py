@@ -1,4 +1,4 @@
-"""Weights in and out: every known layout in, safetensors out. Nothing in a file is ever executed."""
+"""Read and write weights: every known layout in, safetensors out. Nothing in a file is ever executed."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # around the 
 
 @dataclass(frozen=True)
 class About:
-    """What a file of ours says beside the tensors: one config, or those of an ensemble's members and its settings."""
+    """What a Mixlab file says besides its tensors: one config, or those of an ensemble's members and its settings."""
 
     configs: tuple[ModelConfig, ...] = ()
     ensemble: dict[str, Any] | None = None
@@ -45,7 +45,7 @@ class About:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by key, and what a file of ours says about them."""
+    """Tensors by key, and what a Mixlab file says about them."""
 
     origin: str
     tensors: Mapping[str, Any]
@@ -97,6 +97,7 @@ def save_weights(model: nn.Module, path: str | PathLike[str]) -> None:
 
 
 def check_class_names(model: Trainable) -> list[str]:
+    """Return the names of the model's classes; raise unless there is one per class, or none at all."""
     names = model.class_names
     classes = model.config.num_classes
     right = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
@@ -106,7 +107,7 @@ def check_class_names(model: Trainable) -> list[str]:
 
 
 def unwrap_model(model: nn.Module) -> Model:
-    """The backbone itself, without the wrapping of DistributedDataParallel and torch.compile."""
+    """Return the model inside the wrappers of DistributedDataParallel and torch.compile."""
     inner = unwrapped(model)
     if isinstance(inner, DenseModel):
         raise WeightsError(f"A {inner.task} model is filled through its `backbone`, or rebuilt by `load_dense`.")
@@ -114,6 +115,7 @@ def unwrap_model(model: nn.Module) -> Model:
 
 
 def unwrapped(model: nn.Module) -> Trainable:
+    """Return the backbone, ensemble, segmenter or detector inside any wrappers."""
     inner = model
     while not isinstance(inner, (Model, DenseModel)):
         wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
@@ -133,7 +135,7 @@ def load_weights(
     replace_classifier: bool = False,
     class_map: Sequence[int] | None = None,
 ) -> None:
-    """Fill a model from a file (.safetensors, .pth) or a mapping, in our own, the authors' or timm's layout.
+    """Fill a model from a file (.safetensors, .pth) or a mapping, in Mixlab's, the authors' or timm's layout.
 
     Strict: every parameter must be there and fit, or nothing is changed. What depends on the image size is
     resized. `replace_classifier` leaves out a classifier of another size; the model keeps its own. `class_map` has, for
@@ -153,33 +155,33 @@ def load_weights(
     fitted = [
         fitting(member, part, replace_classifier=replace_classifier, class_map=class_map) for member, part in parts
     ]
-    for (member, part), (tensors, own) in zip(parts, fitted, strict=True):
-        loaded_classifier = not any(tensors[key] is own[key] for key in own if key.startswith(CLASSIFIER))
-        member.load_state_dict(tensors, assign=any(value.is_meta for value in own.values()))
+    for (member, part), (tensors, current) in zip(parts, fitted, strict=True):
+        loaded_classifier = not any(tensors[key] is current[key] for key in current if key.startswith(CLASSIFIER))
+        member.load_state_dict(tensors, assign=any(value.is_meta for value in current.values()))
         adopt(member, part, loaded_classifier=loaded_classifier and class_map is None)
 
 
 def members_of(model: Ensemble, checkpoint: Checkpoint) -> list[tuple[Backbone, Checkpoint]]:
-    """Each member of an ensemble with its share of a checkpoint."""
+    """Pair each member of an ensemble with its share of a checkpoint."""
     matches = {key: re.search(r"(?:^|\.)members\.(\d+)\.(.+)$", key) for key in checkpoint.tensors}
-    found = len({match[1] for match in matches.values() if match})
+    count = len({match[1] for match in matches.values() if match})
     configs = checkpoint.about.configs or (None,) * len(model.members)
-    if not all(matches.values()) or found != len(model.members) or len(configs) != found:
+    if not all(matches.values()) or count != len(model.members) or len(configs) != count:
         raise WeightsError(
-            f"{checkpoint.origin} holds {found} members; {model.config.name!r} has {len(model.members)}. Weights of a "
+            f"{checkpoint.origin} holds {count} members; {model.config.name!r} has {len(model.members)}. Weights of a "
             f"single model go into a member: load_weights(model.members[0], ...)."
         )
     parts = []
     for index, (member, config) in enumerate(zip(model.members, configs, strict=True)):
-        own = {match[2]: key for key, match in matches.items() if match and int(match[1]) == index}
-        share = {name: checkpoint.tensors[key] for name, key in own.items()}
+        keys = {match[2]: key for key, match in matches.items() if match and int(match[1]) == index}
+        share = {name: checkpoint.tensors[key] for name, key in keys.items()}
         about = replace(checkpoint.about, configs=() if config is None else (config,), ensemble=None)
         parts.append((member, Checkpoint(f"{checkpoint.origin}, member {index},", share, about)))
     return parts
 
 
 def read_about(path: str | PathLike[str]) -> About:
-    """What a file that `save_weights` wrote says about its model."""
+    """Return what a file that `save_weights` wrote says about its model."""
     about = read(path, tensors=False).about
     if about.task is not None:
         raise WeightsError(
@@ -194,7 +196,7 @@ def read_about(path: str | PathLike[str]) -> About:
 
 
 def read(path: str | PathLike[str], *, tensors: bool = True) -> Checkpoint:
-    """The tensors of a file, on the CPU, and what it says about them."""
+    """Read the tensors of a file, onto the CPU, and what the file says about them."""
     if not isinstance(path, (str, PathLike)):
         raise WeightsError(f"Weights come from a file or a mapping of tensors; got a {type(path).__name__}.")
     file = Path(path)
@@ -255,7 +257,7 @@ def read_torch(file: Path) -> Checkpoint:
 
 
 def unwrap(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The tensors without what training scripts put around them: a mapping, and a prefix to every name."""
+    """Return the tensors without what training scripts add: a mapping around them, a prefix to every name."""
     tensors = checkpoint.tensors
     for wrapper in WRAPPERS:
         if isinstance(tensors.get(wrapper), Mapping):
@@ -273,7 +275,7 @@ def unwrap(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names without the words that all of them start with, such as those of DDP, torch.compile and Lightning."""
+    """Remove the words that all names start with, such as those of DDP, torch.compile and Lightning."""
     while len(tensors) > 1:
         first = {key.partition(".")[0] for key in tensors}
         if len(first) > 1:
@@ -285,22 +287,22 @@ def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def fitting(
     model: Backbone, checkpoint: Checkpoint, *, replace_classifier: bool, class_map: Sequence[int] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of a checkpoint as they fill this model, and its own; an error says what is wrong."""
-    own: dict[str, Tensor] = model.state_dict()
-    tensors = best_layout(checkpoint.origin, unwrap(checkpoint), own)
-    tensors = absent_as_zeros(model, own) | fit(model, tensors, checkpoint.config)
+    """Return the tensors of a checkpoint as they fill this model, and the model's; an error says what is wrong."""
+    current: dict[str, Tensor] = model.state_dict()
+    tensors = best_layout(checkpoint.origin, unwrap(checkpoint), current)
+    tensors = absent_as_zeros(model, current) | fit(model, tensors, checkpoint.config)
     if class_map is not None:
         tensors = map_classifier(tensors, class_map, checkpoint.origin, model.config.num_classes)
     if replace_classifier:
-        tensors = keep_own_classifier(tensors, own)
-    problems = differences(tensors, own)
+        tensors = keep_own_classifier(tensors, current)
+    problems = differences(tensors, current)
     if problems:
         raise WeightsError(f"{checkpoint.origin} does not fit {model.config.name!r}: {problems}")
-    return tensors, own
+    return tensors, current
 
 
 def adopt(model: Backbone, checkpoint: Checkpoint, *, loaded_classifier: bool) -> None:
-    """Take over what a file of ours says beside the tensors."""
+    """Take over what a Mixlab file says besides its tensors: preprocessing and class names."""
     source = checkpoint.config
     if source is None:
         return
@@ -309,10 +311,10 @@ def adopt(model: Backbone, checkpoint: Checkpoint, *, loaded_classifier: bool) -
     if loaded_classifier and len(checkpoint.about.class_names) == model.config.num_classes:
         model.class_names = checkpoint.about.class_names
     names = [field.name for field in fields(model.config) if field.name not in FREE_FIELDS]
-    other = [name for name in names if getattr(source, name) != getattr(model.config, name)]
-    if other:
+    different = [name for name in names if getattr(source, name) != getattr(model.config, name)]
+    if different:
         warnings.warn(
-            f"{checkpoint.origin} was saved from a model with other {', '.join(other)}; its weights fit, but they were "
-            f"trained to compute something else.",
+            f"{checkpoint.origin} was saved from a model with other {', '.join(different)}; its weights fit, but "
+            f"they were trained to compute something else.",
             stacklevel=3,
         )

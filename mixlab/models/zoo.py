@@ -37,8 +37,8 @@ class EnsembleRow:
 
 @functools.cache
 def rows() -> dict[str, dict[str, Any]]:
-    """Every named model as plain data: its family's defaults, its group, then its own entries."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return every named model as plain data: its family's defaults, its group, then its own entries."""
+    models: dict[str, dict[str, Any]] = {}
     for file in sorted((resources.files("mixlab") / "configs" / "models").iterdir(), key=lambda file: file.name):
         if not file.name.endswith(".toml"):
             continue
@@ -47,21 +47,21 @@ def rows() -> dict[str, dict[str, Any]]:
         for key in data:
             if key not in FILE_KEYS:
                 raise ConfigError(f"Unknown key {key!r} in {file.name}. {near_misses(key, FILE_KEYS)}")
-        for name, own in data["models"].items():
-            own = dict(own)
-            group = data.get("groups", {})[own.pop("group")] if "group" in own else {}
+        for name, row in data["models"].items():
+            entries = dict(row)
+            group = data.get("groups", {})[entries.pop("group")] if "group" in entries else {}
             about = {"name": name, "family": family, "paper": data.get("paper", "")}
-            found[name] = {**about, **data.get("defaults", {}), **group, **own}
-    return found
+            models[name] = {**about, **data.get("defaults", {}), **group, **entries}
+    return models
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names that match a shell pattern, sorted."""
+    """Return the names of the models that match a shell pattern, sorted."""
     return sorted(fnmatch.filter(rows(), pattern))
 
 
 def ensemble_row(name: str) -> EnsembleRow | None:
-    """The description of a named ensemble; None for the name of a single model."""
+    """Return the description of a named ensemble, or None for the name of a single model."""
     if not isinstance(name, str) or name not in rows():
         name = str(name)
         raise ConfigError(f"Unknown model {name!r}. {near_misses(name, rows())} `mixlab models` lists all.")
@@ -69,7 +69,7 @@ def ensemble_row(name: str) -> EnsembleRow | None:
 
 
 def model_config(name: str, **overrides: Any) -> ModelConfig:
-    """The checked description of a named model, with any of its fields changed."""
+    """Return the checked description of a named model, with any of its fields changed."""
     ensemble = ensemble_row(name)
     if ensemble is not None:
         raise ConfigError(f"{name!r} is an ensemble: its members {', '.join(ensemble.members)} have configs.")
@@ -77,12 +77,13 @@ def model_config(name: str, **overrides: Any) -> ModelConfig:
 
 
 def detection_options(name: str) -> dict[str, Any]:
-    """Options of `create_model` with which the paper of a named model builds it as the backbone of a detector."""
-    found: dict[str, Any] = copy.deepcopy(rows().get(name, {}).get(DETECTION, {}))
-    return found
+    """Return the options of `create_model` with which a model's paper builds it as the backbone of a detector."""
+    options: dict[str, Any] = copy.deepcopy(rows().get(name, {}).get(DETECTION, {}))
+    return options
 
 
 def configure(row: Mapping[str, Any], overrides: Mapping[str, Any]) -> ModelConfig:
+    """Return the checked description that a row and changes of its fields give."""
     known = [field.name for field in fields(ModelConfig) if field.name not in ("name", "family", "paper")]
     for key in overrides:
         if key == "pretrained":
@@ -119,7 +120,7 @@ def create_model(
     class_map: Sequence[int] | None = None,
     **overrides: Any,
 ) -> Model:
-    """A model by name, from a weight file, or a named model with weights.
+    """Create a model by its name, from a weight file, or by its name with weights.
 
     `overrides` change any field of the config: `num_classes`, `image_size`, `in_channels`, `mixers`, `drop_path`, ...
     Without a name, the file must be one that `save_weights` wrote: it holds the config. With `num_classes`, a
@@ -134,7 +135,7 @@ def create_model(
     if is_released(weights):
         release = find_release("" if name is None or ensemble_row(name) else name, str(weights))
         overrides = {**release.overrides, **overrides}
-        model_config(release.model, **overrides)  # a wrong one is told before the download
+        model_config(release.model, **overrides)  # wrong options are reported before the download
         weights = fetch(release)
     model: Backbone | Ensemble
     if name is None:
@@ -152,7 +153,7 @@ def create_model(
             model = Ensemble(members, name=name, average=ensemble.average)
     if weights is not None:
         files.load_weights(model, weights, replace_classifier=replace_classifier, class_map=class_map)
-        asked: dict[str, Any] = {key: overrides[key] for key in ("image_size", "preprocessing") if key in overrides}
+        requested: dict[str, Any] = {key: overrides[key] for key in ("image_size", "preprocessing") if key in overrides}
         for member in model.backbones:  # the file brought its own
-            member.config = configure(member.config.plain(), asked)
+            member.config = configure(member.config.plain(), requested)
     return model

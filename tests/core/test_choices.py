@@ -18,11 +18,16 @@ class BoxOptions:
 
 
 THINGS.register("box", BoxOptions)(object)
-THINGS.register("ball")(object)
+THINGS.register("ball", formerly=("boule",))(object)
 
 
 def test_a_name_and_a_mapping_without_options_are_the_same_choice() -> None:
     assert THINGS.parse("box") == THINGS.parse({"name": "box"})
+
+
+def test_an_older_name_is_the_same_choice() -> None:
+    assert THINGS.parse("boule") == THINGS.parse({"name": "boule"}) == THINGS.parse("ball")
+    assert THINGS.names() == ["ball", "box"]
 
 
 def test_plain_names_every_option_and_parses_back() -> None:

@@ -55,7 +55,7 @@ def test_rows_of_timm_agree_with_its_own_registry(release: Release) -> None:
     assert about.hf_hub_id == release.repository
     assert about.input_size == (3, release.image_size, release.image_size)
     assert about.num_classes == release.num_classes
-    assert about.license == release.licence
+    assert about.license == release.license
     own = model_config(release.model).preprocessing
     assert about.crop_pct == (release.crop or TIMMS_CROPS.get(release.layout, own.crop))
     assert (about.mean, about.std, about.interpolation) == (own.mean, own.std, own.interpolation)

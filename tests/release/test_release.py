@@ -12,6 +12,7 @@ import mixlab
 from mixlab.cli import build_parser, main
 from mixlab.cli.arguments import changes_of
 from mixlab.findings.findings import read_finding
+from mixlab.models.init import initialise, initialize
 from mixlab.training.recipe import load_recipe
 from mixlab.training.run import repeat, resume
 
@@ -70,6 +71,12 @@ def test_a_finished_run_is_read_with_its_weights(tmp_path: Path) -> None:
     result = resume(tmp_path / "run", progress=False)
     assert result.test is not None
     assert result.model.config.dims == (8, 16, 16, 16)
+
+
+def test_words_that_were_respelled_are_read() -> None:
+    config = mixlab.create_model("vil_pico", dims=[16], depths=[1], pool="centre").config
+    assert config.pool.name == "center"
+    assert initialise is initialize
 
 
 def test_weights_load_and_give_the_same_scores() -> None:

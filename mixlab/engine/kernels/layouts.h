@@ -30,12 +30,14 @@ x, and aside GELU(x); x times the slope of GELU at y, and aside GELU(y); the squ
     _(mlstm, mlstm) _(longconv, longconv) _(pool, pool) _(attention, attention) \
     _(factor, factor) _(lstm, lstms) _(resample, resample) _(whole_norm, whole_norm) \
     _(heads, heads) _(taps, taps) _(star, star) _(weight, weight) \
-    _(attention_gradient, attention_gradient) _(factor_gradient, factor_gradient) _(blocks_gradient, blocks_gradient)
+    _(attention_gradient, attention_gradient) _(factor_gradient, factor_gradient) _(blocks_gradient, blocks_gradient) \
+    _(patches, patches) _(put, put) _(mean, mean)
 
 #define STRUCTS(_) \
     _(lstm) _(lstms) _(mlstm) _(heads) _(blocks_gradient) _(longconv) _(norm) _(depthwise) \
     _(taps) _(factor) _(attention) _(attention_gradient) _(factor_gradient) _(resample) _(weight) _(star) \
-    _(linear) _(mlp) _(pool) _(whole_norm)
+    _(linear) _(mlp) _(pool) _(whole_norm) \
+    _(patches) _(put) _(mean)
 
 /* An LSTM over the rows or columns of maps, in one direction. */
 #define FIELDS_OF_lstm(_) \
@@ -50,8 +52,9 @@ x, and aside GELU(x); x times the slope of GELU at y, and aside GELU(y); the squ
 
 /* Such layers over the same maps: their outputs lie side by side. */
 #define FIELDS_OF_lstms(_) \
-    _(lstm_layers, each) \
-    _(int, count) _(int, images) _(int, packs) _(int, threads) /* packs: whether weights are to be packed first */
+    _(lstm_4, each) /* as many as `count` */ \
+    _(int, count) _(int, images) _(int, packs) _(int, threads) /* packs: whether weights are to be packed first */ \
+    _(int, many) /* sequences of a task: the kernel's own */
 
 /* The cell of an mLSTM layer with all that surrounds it but the linear layers. */
 #define FIELDS_OF_mlstm(_) \
@@ -260,12 +263,36 @@ layer, without gaps. */
     _(int, images) _(int, rows) _(int, width) _(int, threads) \
     _(float, eps)
 
+/* Patches of maps as rows for a product: images x out_height x out_width x numbers of a patch, zero outside of the map. */
+#define FIELDS_OF_patches(_) \
+    _(floats_in, x) _(floats_out, out) \
+    _(ptrdiff_t, x_image) _(ptrdiff_t, x_row) _(ptrdiff_t, x_column) _(ptrdiff_t, x_channel) /* from one to the next */ \
+    _(int, images) _(int, height) _(int, width) _(int, channels) \
+    _(int, high) _(int, wide) _(int, stride) _(int, above) _(int, before) _(int, out_height) _(int, out_width) \
+    _(int, channels_first) /* a patch is channels x rows x columns, else rows x columns x channels */ \
+    _(int, threads)
+
+/* out = x + y, or x where y is NULL, row by row of images; a distance of 0 repeats what is there. */
+#define FIELDS_OF_put(_) \
+    _(floats_in, x) _(floats_in, y) _(floats_out, out) \
+    _(ptrdiff_t, x_image) _(ptrdiff_t, x_row) _(ptrdiff_t, y_image) _(ptrdiff_t, y_row) \
+    _(ptrdiff_t, out_image) _(ptrdiff_t, out_row) \
+    _(long, images) _(long, rows) \
+    _(int, width) _(int, threads)
+
+/* The mean over the tokens of images. */
+#define FIELDS_OF_mean(_) \
+    _(floats_in, x) _(floats_out, out) \
+    _(ptrdiff_t, x_image) _(ptrdiff_t, x_row) _(ptrdiff_t, out_row) \
+    _(long, tokens) \
+    _(int, images) _(int, width) _(int, threads)
+
 #define AS_MEMBER(kind, name) kind name;
-#define AS_STRUCT(name) struct name { FIELDS_OF_##name(AS_MEMBER) };
+#define AS_STRUCT(name) \
+    struct name { FIELDS_OF_##name(AS_MEMBER) }; \
+    typedef struct name struct_##name, name##_4[4];
 #define AS_NUMBER(name, value) name = value,
 #define AS_ENUMERATOR(name, spelling) name,
-typedef struct lstm *lstm_layers;
-typedef struct linear struct_linear;
 STRUCTS(AS_STRUCT)
 enum constants { CONSTANTS(AS_NUMBER) };
 enum activations { ACTIVATIONS(AS_ENUMERATOR) };

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from mixlab.core.errors import MixlabError
 
-FINGERPRINT = 3152838649  # of the description that this package's Python was written for: `fingerprint_of`
+FINGERPRINT = 1671500484  # of the description that this package's Python was written for: `fingerprint_of`
 SCALARS = {"int": ctypes.c_int, "long": ctypes.c_long, "ptrdiff_t": ctypes.c_ssize_t, "float": ctypes.c_float}
 ARRAYS = {"int_3": ctypes.c_int * 3, "float_2": ctypes.c_float * 2}
-POINTERS = ("floats_in", "floats_out", "doubles_out", "ints_in", "lstm_layers")
+REPEATED = {"lstm_4": ("lstm", 4)}  # structs several times
+POINTERS = ("floats_in", "floats_out", "doubles_out", "ints_in")
 KINDS: dict[str, Any] = {**SCALARS, **ARRAYS, **dict.fromkeys(POINTERS, ctypes.c_void_p)}
 NESTED = "struct_"  # in front of the name of a struct that is a field
 
@@ -58,13 +59,21 @@ def struct_lines(lines: list[list[str]]) -> Iterator[tuple[str, int, list[list[s
         yield lines[start][1], int(lines[start][2]), lines[start + 1 : end]
 
 
+def field_type(kind: str, structs: dict[str, type[ctypes.Structure]]) -> Any:
+    """The type of a field of such a kind; None if there is none."""
+    if kind in REPEATED:
+        name, count = REPEATED[kind]
+        return structs[name] * count
+    return structs.get(kind.removeprefix(NESTED)) if kind.startswith(NESTED) else KINDS.get(kind)
+
+
 def make_struct(
     name: str, size: int, fields: list[list[str]], structs: dict[str, type[ctypes.Structure]]
 ) -> type[ctypes.Structure]:
     """A class of the fields that the library names, each at the offset that it tells."""
     types = []
     for _, field, kind, _, _ in fields:
-        known = structs.get(kind.removeprefix(NESTED)) if kind.startswith(NESTED) else KINDS.get(kind)
+        known = field_type(kind, structs)
         if known is None:
             raise LayoutError(f"The field {field} of the struct {name} is of a kind that Python does not know: {kind}.")
         types.append((field, known))

@@ -15,6 +15,7 @@
 #include "resample.h"
 #include "heads.h"
 #include "pool.h"
+#include "tokens.h"
 
 _Static_assert(PACKED_COLUMNS % WIDE == 0 && LSTM_UNITS == BLOCK && CONTEXT_COLUMNS == PANEL, "as layouts.h says");
 

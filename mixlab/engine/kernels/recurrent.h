@@ -97,13 +97,13 @@ static int lstm_sequences(const struct lstm *layer, long image, int first, int c
 }
 
 static int sequences_of(const struct lstm *layer) { return layer->vertical ? layer->width : layer->height; }
-static long groups_of(const struct lstm *layer) { return (sequences_of(layer) + MANY - 1) / MANY; }
+static long groups_of(const struct lstm *layer, int many) { return (sequences_of(layer) + many - 1) / many; }
 
 static int lstm_task(void *about, long index) {
     const struct lstms *all_layers = about;
     for (int i = 0; i < all_layers->count; i++) {
         const struct lstm *layer = all_layers->each + i;
-        long groups = groups_of(layer), tasks = groups * all_layers->images;
+        long groups = groups_of(layer, all_layers->many), tasks = groups * all_layers->images;
         if (index < tasks) {
             long group = index % groups, sequences = sequences_of(layer);
             int first = group * sequences / groups, end = (group + 1) * sequences / groups;
@@ -134,10 +134,18 @@ static int lstm_pack(void *about, long index) {
     return 0;
 }
 
+static long count_lstm_tasks(const struct lstms *layers) {
+    long tasks = 0;
+    for (int i = 0; i < layers->count; i++) tasks += groups_of(layers->each + i, layers->many) * layers->images;
+    return tasks;
+}
+
 static int run_lstm(struct lstms *layers) {
-    long tasks = 0, blocks = 0;
+    long blocks = 0;
+    if (layers->count > (int)(sizeof(layers->each) / sizeof(*layers->each))) return 1;
     for (int i = 0; i < layers->count; i++) blocks += (layers->each[i].units + BLOCK - 1) / BLOCK;
     if (layers->packs) share(lstm_pack, layers, blocks, layers->threads);
-    for (int i = 0; i < layers->count; i++) tasks += groups_of(layers->each + i) * layers->images;
-    return share(lstm_task, layers, tasks, layers->threads);
+    layers->many = MANY; /* weights are read once for so many; less of them where there is not enough to share out */
+    while (layers->many > HIGH && count_lstm_tasks(layers) < 4 * layers->threads) layers->many /= 2;
+    return share(lstm_task, layers, count_lstm_tasks(layers), layers->threads);
 }

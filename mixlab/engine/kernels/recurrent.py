@@ -1,6 +1,5 @@
 """LSTM over the rows and columns of maps, with nothing copied: `mixlab.ops.recurrent` is the reference."""
 
-import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from mixlab.ops.linear import is_fast, product
 
 AT_ONCE = 2**20  # numbers of the inputs' share that are computed before the steps use them: 4 MB
 BLOCK = constant("LSTM_UNITS")
+MOST = 4  # runs of one call: both axes, both ways
 
 
 class Run(NamedTuple):
@@ -33,7 +33,7 @@ Lstms = structure("lstms")
 def lstm_may_run(image: Tensor, runs: Sequence[Run]) -> bool:
     weights = [weight for run in runs for weight in run.weights]
     contiguous = all(weight.is_contiguous() for weight in weights)
-    return may_run(image, *weights) and contiguous and is_fast(image, weights[0], weights[2])
+    return len(runs) <= MOST and may_run(image, *weights) and contiguous and is_fast(image, weights[0], weights[2])
 
 
 @torch.no_grad()
@@ -52,9 +52,10 @@ def run_some(image: Tensor, out: Tensor, runs: Sequence[Run], packed: Sequence[T
     found, (batch, height, width, row) = kernels(), out.shape
     assert found is not None
     inputs = [product(image, run.weights[0], run.weights[2]) for run in runs]  # each (b, H, W, 4 * units)
-    layers, start = (OneLstm * len(runs))(), out.data_ptr()
+    about = Lstms(count=len(runs), images=batch, packs=packs, threads=torch.get_num_threads())
+    start = out.data_ptr()
     for index, run in enumerate(runs):
         pointers = (pointer(one) for one in (inputs[index], run.weights[1], run.weights[3], packed[index]))
-        layers[index] = OneLstm(*pointers, start, row, height, width, run.units, run.vertical, run.backwards)
+        about.each[index] = OneLstm(*pointers, start, row, height, width, run.units, run.vertical, run.backwards)
         start += run.units * out.element_size()
-    found.run("lstm", Lstms(ctypes.addressof(layers), len(runs), batch, packs, torch.get_num_threads()))
+    found.run("lstm", about)

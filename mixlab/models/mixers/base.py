@@ -19,7 +19,7 @@ class Mixer(nn.Module):
     crosses: ClassVar[bool] = False  # True: `split` and `attend` let one scale look at another (coscale)
     trains_compiled: ClassVar[bool] = True  # False: compiled code is for inference only
     exports: ClassVar[bool] = True  # False: it cannot become a graph for other programs
-    initialises_itself: ClassVar[bool] = False  # True: the model's init scheme leaves it alone
+    initializes_itself: ClassVar[bool] = False  # True: the model's init scheme leaves it alone
     explains: ClassVar[tuple[str, ...]] = ()  # what `explain` returns
     linears: ClassVar[tuple[str, ...]] = ()  # linear layers that are only called, so that their weights may be packed
     calls: ClassVar[tuple[str, ...]] = ()  # attributes that are `Shared`

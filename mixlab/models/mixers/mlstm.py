@@ -149,7 +149,7 @@ class Mlstm(Mixer):
     outruns_compilers = True
     mixes_channels = True
     mixes_class_tokens = True
-    initialises_itself = True
+    initializes_itself = True
     explains = ("input_gate", "forget_gate", "decay")
     linears = ("up", "gate", "down")
 
@@ -177,9 +177,9 @@ class Mlstm(Mixer):
         self.norm = HeadNorm(inner, heads, bias=bias)
         self.skip = nn.Parameter(torch.ones(inner))
         self.down = nn.Linear(inner, dim, bias=bias)
-        self.initialise(dim, std)
+        self.initialize(dim, std)
 
-    def initialise(self, dim: int, std: float) -> None:
+    def initialize(self, dim: int, std: float) -> None:
         nn.init.normal_(self.up.weight, std=std)
         nn.init.normal_(self.gate.weight, std=std)
         nn.init.normal_(self.down.weight, std=2 / dim**0.5)

@@ -47,7 +47,7 @@ class Recurrent2dOptions(RecurrentOptions):
 class RecurrentLayer(nn.Module):
     """One recurrent layer in one or both directions over sequences (N, T, C), with PyTorch's names and start values."""
 
-    initialises_itself = True
+    initializes_itself = True
 
     def __init__(self, dim: int, hidden: int, cell: Cell, *, bidirectional: bool) -> None:
         super().__init__()
