@@ -27,8 +27,8 @@ import mixlab
 from mixlab.core.errors import MixlabError
 from mixlab.core.files import write_whole
 from mixlab.deploy.export import export, open_export
-from mixlab.evals.cost.speed import Timing
 from mixlab.findings.results import describe_machine
+from mixlab.metrics.timing import Timing
 
 PAGE = Path(__file__).parent.parent / "docs" / "export.md"
 PAUSE = 0.1  # seconds

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +16,9 @@ import torch
 from side import beside
 
 import mixlab
+from mixlab.metrics.timing import time_rounds
 
 MODELS = ("hpx_former_s18", "hb_former_s18")
-
-
-def alternate(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The best time of each, all of them in turn."""
-    best = dict.fromkeys(runs, float("inf"))
-    for _ in range(rounds + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
 
 
 def speed() -> None:
@@ -47,7 +36,7 @@ def sizes() -> None:
         model = mixlab.create_model(name).eval()
         for side in (224, 384, 512, 896):
             x = torch.randn(1, 3, side, side)
-            best = alternate({"": partial(model, x)}, rounds=3)[""]
+            best = time_rounds({"": partial(model, x)}, rounds=3)[""].best
             print(f"{name} at {side} px: {1e3 * best:.0f} ms")
 
 

@@ -10,7 +10,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,19 +19,7 @@ from torch import Tensor
 
 import mixlab
 from mixlab.deploy import compile_blocks
-
-Run = Callable[[], object]
-
-
-def alternate(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """The best time of each, all of them in turn."""
-    best = dict.fromkeys(runs, float("inf"))
-    for _ in range(rounds + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+from mixlab.metrics.timing import Run, time_rounds
 
 
 def vil(**mixer: object) -> mixlab.Backbone:
@@ -45,7 +33,8 @@ def image(side: int, batch: int = 1) -> Tensor:
 def over_sizes() -> None:
     model, sides = vil(), (224, 448, 896, 1792)
     images = {side: image(side) for side in sides}
-    best = alternate({str(side): lambda side=side: model(images[side]) for side in sides}, rounds=6)  # type: ignore[misc]
+    timings = time_rounds({str(side): partial(model, images[side]) for side in sides}, rounds=6)
+    best = {side: timing.best for side, timing in timings.items()}
     for side in sides:
         patches = (side // 16) ** 2
         print(f"{side:5} px  {1e3 * best[str(side)]:8.1f} ms  {1e6 * best[str(side)] / patches:6.1f} us per patch")
@@ -73,7 +62,7 @@ def against_peers() -> None:
         "vil_tiny, quad-directional": lambda: quad(x),
         "vil_tiny, compiled": lambda: compiled(x),
     }
-    best = alternate(runs, rounds=30)
+    best = {name: timing.best for name, timing in time_rounds(runs, rounds=30).items()}
     for name, seconds in best.items():
         share = best["vit_tiny_patch16_224 (timm)"] / seconds
         print(f"{name:28} {len(x) / seconds:6.1f} images/s  {share:.2f} of timm's ViT")

@@ -191,10 +191,10 @@ def changes_of(arguments: Namespace) -> dict[str, Any]:
 
 
 def plan_of(arguments: Namespace, **usual: Any) -> Any:
-    from mixlab.evals.cost.turns import Plan
+    from mixlab.metrics.timing import Schedule
 
     said = {"seconds": arguments.seconds, "least": arguments.rounds}
-    return Plan(**{**usual, **{key: value for key, value in said.items() if value is not None}})
+    return Schedule(**{**usual, **{key: value for key, value in said.items() if value is not None}})
 
 
 def single(arguments: Namespace, name: str, argument: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ MOVED = {
     "mixlab.evals.speed": "mixlab.evals.cost.speed",
     "mixlab.evals.summary": "mixlab.evals.cost.summary",
     "mixlab.evals.truncation": "mixlab.evals.inspect.truncation",
-    "mixlab.evals.turns": "mixlab.evals.cost.turns",
+    "mixlab.evals.turns": "mixlab.metrics.timing",
     "mixlab.evals.variants": "mixlab.evals.quality.variants",
     "mixlab.evals.whole_task": "mixlab.evals.cost.whole_task",
     "mixlab.files": "mixlab.core.files",

@@ -20,7 +20,7 @@ from mixlab.engine.compile import compile_blocks, has_compiler
 from mixlab.engine.serve import freeze, is_frozen
 from mixlab.evals.cost.bench import threads_set
 from mixlab.evals.cost.execution import wait_for
-from mixlab.evals.cost.speed import alternate
+from mixlab.metrics.timing import time_rounds
 from mixlab.models.config import ModelConfig
 from mixlab.models.layers import PackedLinear
 from mixlab.models.model import Model
@@ -236,7 +236,7 @@ def makers(model: Model, example: Tensor, compile: bool | None, tell: Say) -> di
 
 def measure(models: Mapping[str, Optimized], example: Tensor) -> dict[str, float]:
     """Milliseconds of the best run of each, in turn."""
-    return {name: 1e3 * timing.best for name, timing in alternate(runners(models, example), ROUNDS).items()}
+    return {name: 1e3 * timing.best for name, timing in time_rounds(runners(models, example), ROUNDS).items()}
 
 
 def runners(models: Mapping[str, Callable[[Tensor], Tensor]], example: Tensor) -> dict[str, Callable[[], None]]:
@@ -301,7 +301,7 @@ def optimize_file(
             "original": Optimized(copy.deepcopy(specimen.model)),
             "file": open_export(out).run,
         }
-        best = {name: timing.best for name, timing in alternate(runners(forms, images), ROUNDS).items()}
+        best = {name: timing.best for name, timing in time_rounds(runners(forms, images), ROUNDS).items()}
     written = replace(written, trained=specimen.trained)
     return OptimizedFile(report=report, file=written, file_gain=best["original"] / best["file"])
 

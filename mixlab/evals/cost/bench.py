@@ -16,11 +16,11 @@ from mixlab.core.errors import MixlabError, PrecisionError, require
 from mixlab.evals.cost.bench_case import BenchRow, Case, Conditions, measure_case, row_of
 from mixlab.evals.cost.bench_figures import throughput_bars
 from mixlab.evals.cost.execution import Execution, check_dtype
-from mixlab.evals.cost.turns import Plan
 from mixlab.evals.cost.whole_task import check_whole_task, is_whole_task
 from mixlab.evals.subjects import open_subject
 from mixlab.findings.findings import Cell, Finding, Picture, finding
 from mixlab.findings.svg import need
+from mixlab.metrics.timing import Schedule
 from mixlab.models.config import parse_image_size
 from mixlab.models.zoo import ensemble_row, list_models, model_config
 
@@ -163,7 +163,7 @@ def bench(
     changes: Mapping[str, Any] | None = None,
     against: str | None = None,
     device: str = "cpu",
-    plan: Plan | None = None,
+    plan: Schedule | None = None,
     skip: Sequence[str] = (),
     watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
@@ -181,7 +181,7 @@ def bench(
     executions = executions_of(dtypes, training=training, compiled=compiled, layout=layout, optimiser=optimiser)
     cases = cases_of(models, sizes, batches, executions)
     own: dict[str, Any] = {"changes": dict(changes or {}), "against": against, "skip": tuple(skip)}
-    conditions = Conditions(device=choose_device(device, 0), plan=plan or Plan(), **own)
+    conditions = Conditions(device=choose_device(device, 0), plan=plan or Schedule(), **own)
     with threads_set(threads):
         check_precisions(dtypes, conditions.device)
         for model in models:

@@ -11,14 +11,14 @@ from torch import nn
 
 from mixlab.core.errors import MacsError, MixlabError, require
 from mixlab.evals.cost.compile_time import compile_time
-from mixlab.evals.cost.execution import Execution, Run, products_of
+from mixlab.evals.cost.execution import Execution, products_of
 from mixlab.evals.cost.imagenet import IMAGENET
-from mixlab.evals.cost.speed import MEBIBYTE, Timing, peak_memory_mb
-from mixlab.evals.cost.turns import Plan, Ratio, percentiles, take_turns
+from mixlab.evals.cost.speed import MEBIBYTE, peak_memory_mb
 from mixlab.evals.cost.whole_task import is_whole_task, whole_task
 from mixlab.evals.subjects import open_subject
 from mixlab.findings.results import describe_machine
 from mixlab.metrics.macs import macs
+from mixlab.metrics.timing import Ratio, Run, Schedule, Timing, percentiles, take_turns
 from mixlab.models.backbone import Backbone
 
 SKIPPABLE = ("memory", "compile_time")
@@ -44,7 +44,7 @@ class Conditions:
     changes: Mapping[str, Any] = field(default_factory=dict)
     against: str | None = None
     device: torch.device = torch.device("cpu")
-    plan: Plan = Plan()
+    plan: Schedule = Schedule()
     skip: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ def ready(model: nn.Module, in_channels: int | None, case: Case) -> Run:
     return case.execution.runner(prepared, images)
 
 
-def plan_for(case: Case, run: Run, plan: Plan) -> Plan:
+def plan_for(case: Case, run: Run, plan: Schedule) -> Schedule:
     """Latency percentiles take more runs than a mean, as long as they do not take too long."""
     if case.batch != 1 or case.execution.training:
         return plan
@@ -188,7 +188,7 @@ def plan_for(case: Case, run: Run, plan: Plan) -> Plan:
     run()
     affordable = LATENCY_RUNS * (time.perf_counter() - start) <= LATENCY_TIME * plan.seconds
     least = min(max(plan.least, LATENCY_RUNS), plan.most) if affordable else plan.least
-    return Plan(**{**asdict(plan), "least": least})
+    return Schedule(**{**asdict(plan), "least": least})
 
 
 def timing_of(seconds: Sequence[float], case: Case) -> dict[str, Any]:

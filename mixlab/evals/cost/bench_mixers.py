@@ -11,13 +11,13 @@ from mixlab.core.errors import MacsError, MixlabError, require
 from mixlab.evals.cost.bench import Watch, reason_of, run_all, threads_set
 from mixlab.evals.cost.bench_case import machine_line
 from mixlab.evals.cost.bench_figures import Curve, scaling_curves
-from mixlab.evals.cost.execution import DTYPES, Run, check_dtype, products_of, wait_for
+from mixlab.evals.cost.execution import DTYPES, check_dtype, products_of, wait_for
 from mixlab.evals.cost.mixer_alone import Alone, Entry, count_mixer, estimate_bytes, grid_of, label_of, parse_mixer
 from mixlab.evals.cost.scaling import exponent
-from mixlab.evals.cost.speed import MEBIBYTE, Timing
-from mixlab.evals.cost.turns import Plan, take_turns
+from mixlab.evals.cost.speed import MEBIBYTE
 from mixlab.findings.findings import Finding, Picture, finding
 from mixlab.findings.svg import need
+from mixlab.metrics.timing import Run, Schedule, Timing, take_turns
 
 LENGTHS = (256, 576, 1024, 2304, 4096, 9216, 16384)
 GLOBAL = ("attention", "mlstm", "rnn2d", "convattention", "hyena_bidirectional", "hyena_pixel")
@@ -33,7 +33,7 @@ class Conditions:
     batch: int = 1
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
-    plan: Plan = Plan(seconds=2.0, least=5)
+    plan: Schedule = Schedule(seconds=2.0, least=5)
     limit_seconds: float = 60.0
     free_bytes: Callable[[], int | None] = lambda: None
 
@@ -163,7 +163,7 @@ def seconds_of(run: Run) -> float:
     return time.perf_counter() - start
 
 
-def with_timing(row: MixerRow, seconds: Sequence[float] | None, plan: Plan) -> MixerRow:
+def with_timing(row: MixerRow, seconds: Sequence[float] | None, plan: Schedule) -> MixerRow:
     if seconds is None:
         return row
     timing = Timing.of(seconds)
@@ -184,7 +184,7 @@ def bench_mixers(
     dtype: str = "float32",
     device: str = "cpu",
     threads: int | None = None,
-    plan: Plan | None = None,
+    plan: Schedule | None = None,
     limit_seconds: float = 60.0,
     watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """How a model is run when its cost is measured: inference or a training step, precision, layout, compiled or not."""
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,9 +11,8 @@ from mixlab.core.errors import CompileError, ConfigError, near_misses
 from mixlab.core.guards import check_cpu_dtype
 from mixlab.core.tf32 import check_tf32, tf32_set
 from mixlab.engine.compile import compile_blocks, has_compiler
+from mixlab.metrics.timing import Run
 from mixlab.models.model import Model
-
-Run = Callable[[], object]
 
 DTYPES = {
     "float32": torch.float32,

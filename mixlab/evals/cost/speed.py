@@ -1,7 +1,7 @@
 """What a model costs to run on this machine: images per second, latency, peak memory.
 
 Timings of a shared machine are noisy: the best of several rounds is what the machine can do, and how far the slowest
-lies behind it says how much to believe. For a ratio, run both sides in turn with `alternate`.
+lies from it says how much to believe. For a ratio, run both sides in turn with `mixlab.metrics.timing.take_turns`.
 """
 
 import argparse
@@ -12,12 +12,11 @@ import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,10 @@ import torch
 from torch import nn
 
 from mixlab.core.errors import ConfigError, MixlabError, require
-from mixlab.evals.cost.execution import Execution, Run, random_images, step, wait_for
+from mixlab.evals.cost.execution import Execution, random_images, step, wait_for
 from mixlab.evals.cost.whole_task import is_whole_task, whole_task
+from mixlab.metrics.timing import Schedule, Timing, take_turns
+from mixlab.metrics.timing import alternate as alternate  # where release 0.1 had it
 from mixlab.models.config import MIN_SIDE, parse_image_size
 from mixlab.models.zoo import create_model, ensemble_row, list_models
 
@@ -36,24 +37,6 @@ CLEAR = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # what resets VmHWM to VmRSS when it is written to CLEAR
 MEBIBYTE = 2**20
 TIMM = "timm:"
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one run."""
-
-    best: float
-    median: float
-    spread: float  # how much slower the slowest round was than the best, as a share of the best
-    rounds: int
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Timing":
-        best = min(seconds)
-        return cls(best, statistics.median(seconds), max(seconds) / best - 1, len(seconds))
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -80,22 +63,6 @@ class Speed:
 # -- time ----------------------------------------------------------------------------------------
 
 
-def alternate(runs: Mapping[str, Run], rounds: int) -> dict[str, Timing]:
-    """Time several things in turn, so that whatever else the machine does hits all of them. The first turn is warm-up.
-
-    A run on an accelerator must wait for it before it returns.
-    """
-    require(bool(runs) and rounds >= 1, f"something to run and 1 round or more; got {list(runs)} and {rounds}.")
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(rounds + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if turn > 0:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: Timing.of(found) for name, found in seconds.items()}
-
-
 def measure_speed(
     model: nn.Module,
     image_size: int | tuple[int, int],
@@ -120,20 +87,18 @@ def measure_speed(
     with untouched(model, training=training):
         images = random_images(model, batch, height, width, in_channels)
 
-        per_round = seconds / rounds
-
-        def steps(count: int) -> float:
-            start, done = time.perf_counter(), 0
-            while done < count and time.perf_counter() - start < 2 * per_round:  # the machine may have become busy
+        def steps(count: int) -> None:
+            for _ in range(count):
                 step(model, images, training=training)
-                done += 1
             wait_for(device)
-            return (time.perf_counter() - start) / done
 
         steps(1)  # the first one also allocates
-        count = max(1, round(per_round / steps(1)))
-        count = max(1, round(per_round / steps(count)))
-        timing = Timing.of([steps(count) for _ in range(rounds)])
+        count = 1
+        for _ in range(2):
+            trial = take_turns({"model": partial(steps, count)}, Schedule.rounds(1))["model"][0]
+            count = max(1, round(count * seconds / rounds / trial))
+        timed = take_turns({"model": partial(steps, count)}, Schedule.rounds(rounds))["model"]
+        timing = Timing.of([elapsed / count for elapsed in timed])
     threads = torch.get_num_threads()
     return Speed(batch / timing.best, timing, batch, (height, width), training, threads, device.type)
 

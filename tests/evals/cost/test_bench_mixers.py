@@ -10,10 +10,10 @@ from mixlab.evals.cost.bench_mixers import Conditions, bench_mixers, guard, meas
 from mixlab.evals.cost.mixer_alone import Alone, count_mixer, estimate_bytes, grid_of, label_of, parse_mixer
 from mixlab.evals.cost.scaling import exponent
 from mixlab.evals.cost.shadow_memory import PeakCounter
-from mixlab.evals.cost.turns import Plan
+from mixlab.metrics.timing import Schedule
 from mixlab.models.mixers import MIXERS
 
-QUICK = Plan(seconds=0.01, least=2, most=2, warmup=1)
+QUICK = Schedule(seconds=0.01, least=2, most=2, warmup=1)
 LENGTHS = (1024, 4096, 16384, 65536)
 
 

@@ -10,8 +10,9 @@ import torch
 import mixlab
 from mixlab.core.errors import ConfigError, MixlabError
 from mixlab.evals.cost import speed
-from mixlab.evals.cost.speed import Timing, alternate, latency_ms, measure_speed, peak_memory_mb
+from mixlab.evals.cost.speed import latency_ms, measure_speed, peak_memory_mb
 from mixlab.evals.subjects import open_subject
+from mixlab.metrics.timing import Timing, time_rounds
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -70,15 +71,15 @@ def test_nothing_to_measure_is_an_error(wrong: dict[str, int]) -> None:
         measure_speed(mixlab.create_model("caformer_pico"), 32, **wrong)  # type: ignore[arg-type]
 
 
-def test_alternate_takes_turns_and_leaves_the_first_out() -> None:
+def test_rounds_take_turns_and_the_first_is_left_out() -> None:
     turns: list[str] = []
 
     def slow() -> None:
         turns.append("slow")
         time.sleep(0.2 if len(turns) < 3 else 0.02)
 
-    found = alternate({"slow": slow, "fast": lambda: turns.append("fast")}, rounds=3)
-    assert turns == ["slow", "fast"] * 4
+    found = time_rounds({"slow": slow, "fast": lambda: turns.append("fast")}, rounds=3)
+    assert turns == ["slow", "fast", "slow", "fast", "fast", "slow", "slow", "fast"]
     assert 0.02 <= found["slow"].best < 0.2
     assert found["fast"].best < found["slow"].best
     assert found["slow"].rounds == 3

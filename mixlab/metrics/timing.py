@@ -1,4 +1,7 @@
-"""Timing that holds on a busy machine: things run one call at a time in turn, and the ratio is taken pair by pair.
+"""The one clock of Mixlab: things run one call at a time in turn, and a ratio is taken pair by pair.
+
+Timings of a shared machine are noisy: the best of several rounds is what the machine can do, and how far the slowest
+lies from it says how much to believe.
 
 What else the machine does slows both halves of a pair. The median over many pairs is then the ratio, and how the pairs
 scatter tells how far it can be trusted; the best of all runs moves more from one try to the next.
@@ -12,14 +15,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mixlab.core.errors import require
-from mixlab.evals.cost.execution import Run
 
+Run = Callable[[], object]
 Clock = Callable[[], float]
 SIGMAS = 1.96  # of a normal distribution: 95%
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Schedule:
     """When timing ends: after `seconds` and `least` rounds. A ratio that is not yet known to `precision` (half of its
     interval, as a share of it) gets up to `patience` times as long.
     """
@@ -31,11 +34,34 @@ class Plan:
     precision: float = 0.02
     patience: float = 15.0
 
+    @classmethod
+    def rounds(cls, count: int) -> "Schedule":
+        """Exactly so many rounds after one run of each as a warm-up, however long they take."""
+        return cls(seconds=1e-9, least=count, most=count, warmup=1)
+
     def __post_init__(self) -> None:
         require(self.seconds > 0, f"seconds above 0; got {self.seconds}.")
         require(1 <= self.least <= self.most, f"rounds from 1 to {self.most}; got {self.least}.")
         require(self.warmup >= 1, f"a warm-up of 1 run or more; got {self.warmup}.")
         require(self.precision > 0 and self.patience >= 1, f"a precision above 0, a patience of 1 or more; got {self}.")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one run."""
+
+    best: float
+    median: float
+    spread: float  # how much slower the slowest round was than the best, as a share of the best
+    rounds: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Timing":
+        best = min(seconds)
+        return cls(best, statistics.median(seconds), max(seconds) / best - 1, len(seconds))
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -64,18 +90,22 @@ class Ratio:
         return asdict(self)
 
 
-def take_turns(runs: Mapping[str, Run], plan: Plan, *, clock: Clock = time.perf_counter) -> dict[str, list[float]]:
-    """Seconds of every run behind the warm-up. Every other round goes backwards, so that nobody always comes second.
+def take_turns(
+    runs: Mapping[str, Run], schedule: Schedule, *, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
+    """Return the seconds of every run after the warm-up.
+
+    Every other round goes backwards, so that no run always comes second.
 
     A run on an accelerator must wait for it before it returns. With two runs, they go on until their ratio is known.
     """
     require(bool(runs), "something to run; got nothing.")
     for run in runs.values():
-        for _ in range(plan.warmup):
+        for _ in range(schedule.warmup):
             run()
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     start, rounds = clock(), 0
-    while not is_enough(list(seconds.values()), rounds, clock() - start, plan):
+    while not is_enough(list(seconds.values()), rounds, clock() - start, schedule):
         for name in list(runs)[:: 1 if rounds % 2 == 0 else -1]:
             began = clock()
             runs[name]()
@@ -84,22 +114,31 @@ def take_turns(runs: Mapping[str, Run], plan: Plan, *, clock: Clock = time.perf_
     return seconds
 
 
-def is_enough(seconds: Sequence[Sequence[float]], rounds: int, elapsed: float, plan: Plan) -> bool:
-    if rounds >= plan.most:
+def time_rounds(runs: Mapping[str, Run], rounds: int) -> dict[str, Timing]:
+    """Return the timing of each of several runs that take turns for so many rounds."""
+    require(bool(runs) and rounds >= 1, f"something to run and 1 round or more; got {list(runs)} and {rounds}.")
+    return {name: Timing.of(seconds) for name, seconds in take_turns(runs, Schedule.rounds(rounds)).items()}
+
+
+def is_enough(seconds: Sequence[Sequence[float]], rounds: int, elapsed: float, schedule: Schedule) -> bool:
+    if rounds >= schedule.most:
         return True
-    if rounds < plan.least or elapsed < plan.seconds:
+    if rounds < schedule.least or elapsed < schedule.seconds:
         return False
-    if len(seconds) != 2 or elapsed >= plan.patience * plan.seconds:
+    if len(seconds) != 2 or elapsed >= schedule.patience * schedule.seconds:
         return True
-    return Ratio.of(*seconds).uncertainty <= plan.precision
+    return Ratio.of(*seconds).uncertainty <= schedule.precision
 
 
 def percentiles(seconds: Sequence[float], shares: Sequence[int] = (50, 90, 99)) -> dict[str, float | None]:
     """Nearest-rank percentiles by name (p50, ...); None where so few runs cannot tell."""
     ordered = sorted(seconds)
     count = len(ordered)
-    told: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for share in shares:
         rank = math.ceil(share / 100 * count)
-        told[f"p{share}"] = ordered[rank - 1] if count * (100 - share) >= 100 else None
-    return told
+        named[f"p{share}"] = ordered[rank - 1] if count * (100 - share) >= 100 else None
+    return named
+
+
+Plan, alternate = Schedule, time_rounds  # their names in release 0.1
