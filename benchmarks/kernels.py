@@ -23,6 +23,7 @@ from mixlab.models.mixers.recurrent import RecurrentLayer
 from mixlab.ops.attention import attention, join_heads, split_heads
 from mixlab.ops.convattention import factorised_attention
 from mixlab.ops.longconv import Form, long_conv
+from mixlab.ops.mlstm_layer import MLSTM_LAYER
 from mixlab.ops.recurrent import RECURRENT_MAPS
 
 ROUNDS = 30
@@ -197,13 +198,12 @@ def lstm_layers() -> None:
 
 def matrix_memories() -> None:
     for batch, side in ((1, 14), (8, 14), (1, 28), (1, 56)):
-        kernel, plain = (Mlstm(192, MlstmOptions(bias=True), ROWS).eval() for _ in range(2))
-        plain.load_state_dict(kernel.state_dict())
-        plain.packed_for = lambda *_: None  # type: ignore[method-assign]
-        tokens, grid = torch.randn(batch, side * side, 192), Grid(side, side)
+        layer = Mlstm(192, MlstmOptions(bias=True), ROWS).eval()
+        parts, norm = [torch.randn(batch, side * side, 384) for _ in range(3)], layer.norm
+        call = (*parts, *layer.cell(), norm.weight, norm.bias, layer.skip, "chunkwise", 0, norm.eps)
         runs = {
-            "kernel": lambda m=kernel, x=tokens, g=grid: m(x, g),
-            "PyTorch": lambda m=plain, x=tokens, g=grid: m(x, g),
+            "kernel": lambda call=call: MLSTM_LAYER.compute(*call),
+            "PyTorch": lambda call=call: MLSTM_LAYER.reference(*call),
         }
         tell(f"mLSTM layer over {batch} x {side * side} x 192", in_turn(runs))
 

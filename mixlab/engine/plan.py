@@ -87,6 +87,7 @@ class Plan:
         self.made = tuple(made)  # what steps point at beside parameters
         self.items, self.shapes, self.memory, self.parts = tuple(items), shapes, memory, tuple(parts)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.is_whole = not any(isinstance(item, Call) for item in items)
         self.benches: list[Bench] = []  # of runs that are over
 
     def run(self, *given: Tensor, visit: Callable[[str, Tensor, Grid], None] | None = None) -> list[Tensor]:
@@ -116,7 +117,7 @@ class Plan:
             INT.pack_into(text, where, packed.filled)
         library = kernels()
         assert library is not None
-        library.run_steps(text)
+        library.run_steps(text, is_whole=self.is_whole)
         for _, packed in segment.packed:
             packed.filled = True
 

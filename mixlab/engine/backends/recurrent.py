@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mixlab.engine.kernels.mlstm import BLOCK, WIDTH, Packed, run_mlstm, turned
 from mixlab.engine.kernels.norm import Norm
-from mixlab.engine.kernels.recurrent import Run, lstm_maps
+from mixlab.engine.kernels.recurrent import MOST, Run, lstm_maps
 from mixlab.engine.product import why_no_product
 from mixlab.engine.reasons import needs, vectors_fit, why_no_kernel
 from mixlab.ops.mlstm import EPS
@@ -25,6 +25,7 @@ def supports_maps(
     walks = walks_of(weights, vertical, backwards)
     return (
         needs(cell == "lstm", "a cell that is no LSTM")
+        or needs(len(walks) <= MOST, "more than two layers at once")
         or why_no_kernel(image, *weights)
         or needs(image.ndim == 4 and all(weight.is_contiguous() for weight in weights), "weights with gaps")
         or needs(all(directions_fit(image, *walk.weights) for walk in walks), "weights that do not fit the image")
