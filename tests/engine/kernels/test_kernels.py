@@ -36,6 +36,7 @@ from mixlab.ops.blockdiagonal import BLOCK_HEADS, block_heads, heads_reference
 from mixlab.ops.convattention import factorised_attention_reference
 from mixlab.ops.exchange import move
 from mixlab.ops.longconv import long_conv, long_conv_1d, long_conv_2d
+from mixlab.ops.mlstm_layer import MLSTM_LAYER
 from mixlab.ops.recurrent import recurrent_reference
 from tests.engine.drafts import computed, drafted
 
