@@ -46,6 +46,8 @@ def fold_star_relu(mlp: Mlp) -> bool:
 
 def fold_branch_scale(residual: Residual, uses: Counter[int]) -> bool:
     """t + f * (W x + c) = t + (f W) x + f c, in the last layer of every branch that is this residual's own."""
+    if type(residual.scaling) is not Scaling:  # a class made from it may compute something else
+        return False
     factor, mixers = residual.scaling.branch, [branch.mixer for branch in residual.branches]
     listened = [*residual.branches, *(mixer for mixer in mixers if isinstance(mixer, nn.Module)), residual.scaling]
     if factor is None or any(listened_to(module) for module in listened):

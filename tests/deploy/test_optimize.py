@@ -20,7 +20,7 @@ from mixlab.deploy.optimize import Optimized, optimize
 from mixlab.engine.compile import has_compiler
 from mixlab.engine.kernels import has_wide_vectors
 from mixlab.engine.serve import is_frozen, thaw
-from mixlab.models.layers import Residual, SquaredReLU, StarReLU
+from mixlab.models.layers import Residual, Scaling, SquaredReLU, StarReLU
 from mixlab.ops.layers import PackedLinear
 
 PICOS = mixlab.list_models("*_pico")
@@ -76,6 +76,26 @@ def test_folding_is_exact_but_for_rounding(name: str, options: dict[str, Any]) -
     branches = [m.scaling.branch for m in folded.modules() if isinstance(m, Residual)]
     assert branches
     assert all(branch is None for branch in branches)
+
+
+class TanhScale(Scaling):
+    """A branch scaling of a user's own: tokens + tanh(branch) * update."""
+
+    def forward(self, tokens: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        assert self.branch is not None
+        return tokens + update * self.branch.tanh()
+
+
+def test_a_branch_scaling_of_another_kind_is_not_folded() -> None:
+    model, images = trained("convformer_pico"), torch.randn(2, 3, 64, 64)
+    for module in model.modules():
+        if isinstance(module, Residual):
+            norm = module.branches[0].norm
+            assert isinstance(norm, nn.LayerNorm)
+            module.scaling = TanhScale(len(norm.weight), branch=0.9).eval()
+    expected = scores(model, images)
+    fold(model)
+    torch.testing.assert_close(scores(model, images), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_star_relus_in_front_of_a_linear_layer_are_gone() -> None:

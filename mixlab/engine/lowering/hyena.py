@@ -14,7 +14,8 @@ from mixlab.engine.steps import Pending, Place, Product, Sum
 from mixlab.models.mixers.hyena import Hyena, PlaneConv, SequenceConv
 from mixlab.ops.longconv import fit, spans_of
 
-SPECTRUM_NUMBERS = 2**20  # in a spectrum that is worth keeping: 4 MB per layer
+SPECTRUM_NUMBERS = 2**20  # in a spectrum; larger ones are made anew from the taps, block by block: 4 MB
+KEPT_NUMBERS = 2**20  # in what is kept of a layer's filter: 4 MB
 
 
 @lowers(Hyena)
@@ -50,7 +51,7 @@ def norm_of(draft: Draft, norm: nn.Module, channels: int) -> Norm:
 
 
 def long_filter(draft: Draft, conv: nn.Module, grid: Grid, channels: int) -> tuple[Kernel, Tensor]:
-    """The filter for this grid, and its spectrum as the kernel reads it."""
+    """The filter for this grid, and its spectrum or taps as the kernel reads them."""
     draft.exactly(conv, SequenceConv, PlaneConv)
     assert isinstance(conv, (SequenceConv, PlaneConv))
     draft.require(conv.reuse, "filters are not to be reused")
@@ -58,10 +59,12 @@ def long_filter(draft: Draft, conv: nn.Module, grid: Grid, channels: int) -> tup
     sizes, taps = conv.sizes(grid), conv.taps_for(grid)
     centers = tuple(0 if conv.filter.causal else count // 2 for count in taps)
     about = kernel_of(spans_of(taps, sizes, centers), channels)
-    draft.require(spectrum_size(about) <= SPECTRUM_NUMBERS, "the filter is too large to be kept")
+    as_spectrum = spectrum_size(about) <= SPECTRUM_NUMBERS
+    numbers = spectrum_size(about) if as_spectrum else about.high * about.wide * channels
+    draft.require(numbers <= KEPT_NUMBERS, "the filter is too large to be kept")
 
-    def spectrum() -> Tensor:
+    def prepared() -> Tensor:
         _, kernel = fit(conv.kernel(grid).float(), sizes, centers)
-        return make_spectrum(about, kernel.contiguous())
+        return make_spectrum(about, kernel.contiguous()) if as_spectrum else kernel.contiguous()
 
-    return about, draft.derived(conv, ("spectrum", grid), conv.sources(), spectrum)
+    return about, draft.derived(conv, ("spectrum", grid, as_spectrum), conv.sources(), prepared)

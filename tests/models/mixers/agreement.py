@@ -30,7 +30,9 @@ GRADIENT_PRECISION = 2e-4
 SMALL = 0.05  # of the largest gradient: gradients below it are sums that nearly cancel, and lose more
 
 
-def tiny_model(name: str, options: Mapping[str, Any], *, dim: int = 32, class_tokens: int = 0) -> Backbone:
+def tiny_model(
+    name: str, options: Mapping[str, Any], *, dim: int = 32, class_tokens: int = 0, **changes: Any
+) -> Backbone:
     """Two stages of two blocks with this mixer, every parameter away from the 0 or 1 that it starts from."""
     description = {
         "name": f"tiny_{name}",
@@ -45,6 +47,7 @@ def tiny_model(name: str, options: Mapping[str, Any], *, dim: int = 32, class_to
         "image_size": 40,
         "stem": {"name": "patchify", "patch": 4},
         "num_classes": 7,
+        **changes,
     }
     generator = torch.Generator().manual_seed(1)
     model = build(ModelConfig.parse(description))

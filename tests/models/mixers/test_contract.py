@@ -19,6 +19,7 @@ from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.kernels import VARIABLE, has_wide_vectors, kernels
 from mixlab.engine.lowering.base import LOWERINGS
 from mixlab.engine.steps import Pending, Place, Sum
+from mixlab.models.layers import ACTIVATIONS, NORMS, SCALINGS
 from mixlab.models.mixers import MIXERS, Mixer
 from mixlab.models.mixers.base import StageParts
 from mixlab.models.mixers.pool import Pool
@@ -108,6 +109,20 @@ def test_every_mixer_has_a_contract() -> None:
     for module in pkgutil.iter_modules(tests.models.mixers.__path__):
         importlib.import_module(f"tests.models.mixers.{module.name}")
     assert set(MIXERS.names()) == {kind.name for kind in MixerContract.__subclasses__()} - {OWN}
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("activation", name) for name in ACTIVATIONS.names()]
+    + [("norm", name) for name in NORMS.names()]
+    + [("branch_scale", name) for name in SCALINGS.names()],
+)
+def test_a_model_with_any_part_of_a_block_agrees_with_double_precision(part: str, name: str) -> None:
+    for mixer in ("sepconv", "mlstm"):
+        changes: dict[str, Any] = {part: name}
+        model = tiny_model(mixer, {}, **changes)
+        check_inference(model, images_for(3, 64, 40))
+        check_training(model, images_for(3, 64, 40))
 
 
 @pytest.mark.skipif(not has_wide_vectors(), reason="plans are for kernels with vectors of 8 or more")
