@@ -99,7 +99,7 @@ def through_mlp(first: Any, act: Elementwise, second: Any, x: Tensor) -> Tensor:
 
 def normed(norm: Any, x: Tensor, factor: Tensor | None = None) -> Tensor:
     """norm(x), or norm(x * factor), of channels on the last axis."""
-    if bare(norm, nn.LayerNorm) and len(norm.normalized_shape) == 1:
+    if not torch.is_grad_enabled() and bare(norm, nn.LayerNorm) and len(norm.normalized_shape) == 1:
         return layer_norm(x, norm.weight, norm.bias, norm.eps, factor=factor)
     return norm(x if factor is None else x * factor)
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from mixlab.core.compat import differentiates_forwards
+
 Flat = Sequence[Tensor | None]
 Supports = Callable[..., str | None]
 
@@ -135,7 +137,7 @@ class Operator:
     def record(self, *call: Any) -> Any:
         """Return the output with its gradient, if one is wanted."""
         tensors = self.flat(call)
-        if has_tangent(tensors):
+        if differentiates_forwards() and has_tangent(tensors):
             return self.reference(*call)
         if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)):
             return self.compute(*call)
@@ -157,7 +159,7 @@ class Operator:
         self, gradients: list[Tensor], inputs: Flat, saved: list[Tensor], needed: list[bool], name: str, *settings: Any
     ) -> list[Tensor]:
         """Return the gradients, to be differentiated again if a gradient is recorded now."""
-        again = torch.is_grad_enabled() or has_tangent([*gradients, *inputs])
+        again = torch.is_grad_enabled() or (differentiates_forwards() and has_tangent([*gradients, *inputs]))
         compute = self.reference_gradient if again else self.compute_gradient
         return compute(gradients, inputs, saved, needed, name, *settings)
 
