@@ -10,6 +10,7 @@ moved.install()
 guards.mend_torchvision()  # before anything imports torchvision or timm
 guards.keep_freed_memory()
 
+import mixlab.engine.answers  # noqa: E402, F401
 from mixlab.core.errors import MixlabError  # noqa: E402
 from mixlab.core.version import VERSION  # noqa: E402
 from mixlab.metrics.macs import macs  # noqa: E402

@@ -5,8 +5,7 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from mixlab.engine.fused import Plans
-from mixlab.engine.kernels.steps import Keeper
+from mixlab.engine.serve import freeze, packed_weights, thaw
 from mixlab.models.coscale import CoscaleBlock
 from mixlab.models.layers import Mlp, PackedLinear, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
 from mixlab.models.mixers import Mixer
@@ -44,6 +43,8 @@ def fold_star_relu(mlp: Mlp) -> bool:
 
 def fold_branch_scale(residual: Residual, uses: Counter[int]) -> bool:
     """t + f * (W x + c) = t + (f W) x + f c, in the last layer of every branch that is this residual's own."""
+    if type(residual.scaling) is not Scaling:  # a class made from it may compute something else
+        return False
     factor, mixers = residual.scaling.branch, [branch.mixer for branch in residual.branches]
     listened = [*residual.branches, *(mixer for mixer in mixers if isinstance(mixer, nn.Module)), residual.scaling]
     if factor is None or not all(is_plain(module) for module in listened):
@@ -69,17 +70,15 @@ def last_layer(mixer: object) -> nn.Linear | None:
 
 
 def keep_packed(model: nn.Module, example: Tensor) -> int:
-    """Branches that are one call of kernels keep their weights as products read them, from their first call on: how
-    many these are for images like the example. Later changes of the weights are not seen.
+    """Let the engine pack the weights of a model once, as products read them: how many these are for images like the
+    example. Later changes of the weights are not seen.
     """
-    residuals = [module for module in model.modules() if isinstance(module, Residual)]
-    for residual in residuals:
-        residual.plans, residual.keeper = Plans(), Keeper()
+    freeze(model)
     with torch.inference_mode(), torch.autocast(example.device.type, enabled=False):
         model(example)
-    count = sum(residual.keeper is not None and bool(residual.keeper.known) for residual in residuals)
-    for residual in residuals if not count else ():
-        residual.keeper = None
+    count = packed_weights(model)
+    if not count:
+        thaw(model)
     return count
 
 

@@ -17,6 +17,7 @@ from mixlab.deploy.graph import first_lines
 from mixlab.deploy.specimen import Size, Source, open_specimen
 from mixlab.deploy.targets import AnyPath
 from mixlab.engine.compile import compile_blocks, has_compiler
+from mixlab.engine.serve import freeze, is_frozen
 from mixlab.evals.cost.bench import threads_set
 from mixlab.evals.cost.execution import wait_for
 from mixlab.metrics.timing import time_rounds
@@ -121,6 +122,8 @@ class Optimized(nn.Module):
         twin = Optimized.__new__(Optimized)
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        if is_frozen(self.model):
+            freeze(twin.model)
         return twin
 
 
@@ -208,9 +211,7 @@ def makers(model: Model, example: Tensor, compile: bool | None, tell: Say) -> di
         tell("packing")
         own, steps = folded()
         if count := keep_packed(own, example):
-            return Attempt(
-                Optimized(own), (*steps, f"weights of {count} branches that are kernels packed once for all calls")
-            )
+            return Attempt(Optimized(own), (*steps, f"{count} weights packed once for all calls of kernels"))
         if count := pack(own):
             return Attempt(Optimized(own), (*steps, f"weights of {count} linear layers packed once for all calls"))
         return "no weights to pack"

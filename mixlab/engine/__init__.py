@@ -1,1 +1,1 @@
-"""What makes models fast on a CPU: kernels, and the caches and plans in front of them."""
+"""The engine: models as plans of kernels. Importing `mixlab.engine.answers` fills the hooks that models ask."""

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from mixlab.core.choices import coerce
 from mixlab.core.errors import ConfigError, ImageError, near_misses
 from mixlab.core.grid import Grid
 from mixlab.core.guards import autocast_dtype, check_precision
-from mixlab.engine.opaque import Opaque
+from mixlab.core.hooks import report, serve
+from mixlab.core.parts import Part, in_one
 from mixlab.models.config import MIN_SIDE, TWELFTHS, ModelConfig
 from mixlab.models.coscale import CoscaleBlock, CoscaleGroup, Output, explain_branches
 from mixlab.models.heads import Readout, head
@@ -30,7 +31,7 @@ from mixlab.models.stems import Stem
 Visit = Callable[[str, Tensor, Grid], None]
 
 
-class Block(Opaque):
+class Block(Part):
     """A position step on the residual stream, token mixing, channel mixing; the first and the last are optional."""
 
     calls = ("position",)
@@ -43,10 +44,8 @@ class Block(Opaque):
         self.token = token
         self.channel = channel
 
+    @in_one
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        found = self.as_operator(tokens, grid) if type(self) is Block else None
-        if found is not None:
-            return found
         if self.position is not None:
             tokens = self.position(tokens, grid)
         tokens = self.token(tokens, grid)
@@ -152,14 +151,19 @@ class Backbone(Model):
 
     def forward(self, image: Tensor) -> Tensor:
         """Class scores (B, num_classes) of normalised images (B, C, H, W)."""
-        return self.head(self.embed(image))
+        scores: Tensor | None = serve(self, "forward", image)
+        return self.head(self.embed(image)) if scores is None else scores
 
     def embed(self, image: Tensor) -> Tensor:
         """Pooled, final-normed features (B, C): what the head sees."""
-        return self.readout(self.features(image))
+        pooled: Tensor | None = serve(self, "embed", image)
+        return self.readout(self.features(image)) if pooled is None else pooled
 
     def features(self, image: Tensor, visit: Visit | None = None) -> list[Output]:
         """The tokens and grid of every stage; `visit(name, tokens, grid)` sees the output of every named place."""
+        served: list[Output] | None = serve(self, "features", image, visit)
+        if served is not None:
+            return served
         self.check_image(image)
         tokens, grid = self.stem(image)
         if visit is not None:
@@ -171,6 +175,14 @@ class Backbone(Model):
                 visit(f"stages.{index}", tokens, grid)
             outputs.append((tokens, grid))
         return outputs if self.coscale is None else self.coscale(outputs, visit)
+
+    def engine_report(self, image: Tensor | None = None) -> Any:
+        """What runs where when the model is called on such a batch for inference (by default one image of its own
+        size), and why not elsewhere; None without an engine.
+        """
+        if image is None:
+            image = torch.zeros(1, self.config.in_channels, *self.config.image_size)
+        return report(self, image)
 
     def pyramid(self, image: Tensor) -> list[Tensor]:
         """One NCHW map per stage, or per tap of a single stage, at the strides and channels that the model states."""

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from mixlab.core.choices import Choice, Registry
 from mixlab.core.grid import Grid
-from mixlab.engine.fused import Plan, Plans, Recipe, Snapshot, are_plain, is_alone, is_chain, may_point_at
+from mixlab.core.parts import Part, in_one
 from mixlab.engine.kernels import may_run
 from mixlab.engine.kernels.linear import AS_IT_IS, Then, run_mlp
 from mixlab.engine.kernels.norm import Norm, fits, norm_of_product
-from mixlab.engine.kernels.steps import GIVEN, OUT, Keeper, Place, Steps, Sum
-from mixlab.engine.opaque import Opaque
 from mixlab.models.modules import Modules
 from mixlab.ops.activations import (
     linear_star_relu,
@@ -35,7 +34,6 @@ from mixlab.ops.linear import (
     needs_gradient,
     product,
     rows_in_cache,
-    suits_own_product,
 )
 from mixlab.ops.mlp import Inner, mlp
 from mixlab.ops.norms import global_norm
@@ -43,6 +41,8 @@ from mixlab.ops.norms import global_norm
 ACTIVATIONS: Registry[Callable[..., "Activation"]] = Registry("activation")
 NORMS: Registry[Callable[..., nn.Module]] = Registry("norm")
 SCALINGS: Registry[Callable[..., "Scaling"]] = Registry("branch scaling")
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 ActivationChoice = Annotated[Choice, ACTIVATIONS]
 Folded = tuple[Callable[[Tensor], Tensor] | None, Tensor, Tensor | None]
@@ -86,7 +86,10 @@ class PackedLinear(nn.Linear):
 
 def is_plain(module: nn.Module) -> bool:
     """Whether nobody listens to or changes a module's call: hooks, pruning, another forward."""
-    return are_plain((module,))
+    own = module.__dict__
+    if _has_any_global_hook() or any(own[name] for name in HOOKS):
+        return False
+    return "forward" not in own and own.get("_compiled_call_impl") is None
 
 
 def linear_for_fusion(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -314,7 +317,7 @@ def normed(norm: nn.Module, one: Tensor, other: Tensor | None = None) -> Tensor:
 # -- the channel MLP -----------------------------------------------------------------------------
 
 
-class Mlp(Opaque):
+class Mlp(Part):
     """Linear, activation, linear on each token (MetaFormer, Eq. 3)."""
 
     def __init__(self, dim: int, hidden: int, act: Activation, *, bias: bool) -> None:
@@ -328,11 +331,8 @@ class Mlp(Opaque):
         """The layers that are only called: an activation may read the weights of the one behind it."""
         return ("fc1",) if isinstance(self.act, StarReLU) else ("fc1", "fc2")
 
+    @in_one
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        keeps = type(self) is Mlp and getattr(self.fc2, "out_features", None) == tokens.shape[-1]
-        found = self.as_operator(tokens, grid) if keeps else None
-        if found is not None:
-            return found
         if self.is_fast(tokens):
             if not torch.is_grad_enabled():
                 return self.by_rows(tokens)
@@ -340,26 +340,6 @@ class Mlp(Opaque):
                 _, weight, bias = self.act.folded(self.fc2)
                 return mlp(tokens, self.fc1.weight, self.fc1.bias, weight, bias, inner=self.act.inner)
         return self.act.into(through(self.fc1, tokens), self.fc2, own=is_plain(self.fc1))
-
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        act = self.act
-        if type(self) is not Mlp or not (act.complete and act.is_fast()):
-            return None
-        layers, after, then = (self.fc1, self.fc2), act.after, act.then()
-        if not all(type(layer) is nn.Linear for layer in layers):
-            return None
-        first, second = weights_of(self.fc1), weights_of(self.fc2)
-
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            if steps.rows >= TWO:
-                return steps.mlp(first, second, x, OUT, after, then, onto)
-            hidden = steps.room(len(first[0]))
-            steps.linear(first, x, hidden, after, then)
-            steps.linear(second, hidden, OUT, onto=onto)
-
-        fits = is_chain(tokens.shape[2], first, second)
-        modules, tensors = (self, act, *layers), (*first, *second)
-        return Recipe(modules, tensors, write, fits, holds=lambda: (act.after, act.then()) == (after, then))
 
     def is_fast(self, tokens: Tensor) -> bool:
         if not (is_own(self.fc1) and is_own(self.fc2)):
@@ -462,7 +442,7 @@ class StochasticDepth:
         return [self.rate * index / max(blocks - 1, 1) for index in range(blocks)]
 
 
-class Branch(Opaque):
+class Branch(Part):
     """A norm and the mixer behind it."""
 
     calls = ("mixer",)
@@ -472,10 +452,8 @@ class Branch(Opaque):
         self.norm = norm
         self.mixer = mixer
 
+    @in_one
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        found = self.as_operator(tokens, grid) if type(self) is Branch else None
-        if found is not None:
-            return found
         return self.mixer(normed(self.norm, tokens), grid)
 
 
@@ -494,72 +472,11 @@ class Residual(nn.Module):
         # A tensor beside the float: blocks that differ only in their rate then share one compiled graph.
         self.register_buffer("keep", torch.tensor(1 - drop_rate), persistent=False)
         self.register_load_state_dict_post_hook(refill_keep)
-        self.plans = Plans()
-        self.keeper: Keeper | None = None  # of packed weights, where weights do not change any more
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        if not self.training and is_alone():
-            found = self.fused(tokens, grid)
-            if found is not None:
-                return found
         if self.training and self.drops and self.skips_dropped and not torch.compiler.is_compiling():
             return self.forward_kept(tokens, grid)
         return self.merge(tokens, self.update(tokens, grid))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"keeper": None, **state, "plans": Plans()})
-
-    def fused(self, tokens: Tensor, grid: Grid) -> Tensor | None:
-        """The same as kernels in one call, where these know every part."""
-        if type(self) is not Residual or tokens.ndim != 3 or not may_run(tokens):
-            return None
-        if not tokens.is_contiguous() or not suits_own_product(tokens):
-            return None
-        key = (tokens.shape, grid, torch.get_num_threads())
-        plan = self.plans.find(key, self._modules)
-        if plan is None:
-            plan = self.plan(tokens, grid)
-            if plan is None:
-                return None
-            self.plans.keep(key, plan)
-        normed = None if plan.norm is None else plan.norm(tokens)
-        if normed is not None and not (may_run(normed) and normed.shape == tokens.shape):
-            return self.scaling(tokens, self.branches[0].mixer(normed, grid))
-        return plan.run(tokens, normed)
-
-    def plan(self, tokens: Tensor, grid: Grid) -> Plan | None:
-        """Steps for tokens of this size, if the parts can be written down as such."""
-        branch, scaling, dim = self.branches[0], self.scaling, tokens.shape[2]
-        if len(self.branches) != 1 or type(branch) is not Branch or type(scaling) is not Scaling:
-            return None
-        mixer = branch.mixer
-        asked: Any = mixer
-        recipe: Recipe | None = asked.recipe(tokens, grid) if hasattr(type(mixer), "recipe") else None
-        if recipe is None or not are_plain((branch, scaling, *recipe.modules)):
-            return None
-        handed = {} if isinstance(mixer, nn.Module) else getattr(mixer, "__dict__", {})  # `Shared`
-        if recipe.modules[0] is not mixer and not any(recipe.modules[0] is one for one in handed.values()):
-            return None  # who decides about the steps is not watched
-        norm, onto = known_norm(branch.norm), Sum(scaling.residual, scaling.branch)
-        if norm is not None and (norm.weight is None or norm.weight.shape != (dim,)):
-            norm = None  # by itself, in front of the steps
-        vectors = (None if norm is None else norm.bias, *onto)
-        tensors = (*recipe.tensors, *onto, *((None, None) if norm is None else norm[:2]))
-        fits = all(one is None or one.shape == (dim,) for one in vectors) and may_point_at((*tensors, *recipe.made))
-        if not (fits and recipe.fits and tokens.shape[1] == grid.tokens):
-            return None
-        whole = (scaling, *recipe.modules, *(() if norm is None else (branch.norm,)))
-        snapshot = Snapshot(whole, (branch,), (self._modules, self.branches._modules, handed))
-        if not snapshot.watches(tensors):
-            return None
-        steps = Steps(tokens.shape[0] * tokens.shape[1], self.keeper)
-        recipe.write(steps, GIVEN if norm is None else steps.norm(norm, GIVEN), onto)
-        return Plan(steps.close(), snapshot, recipe, self._modules, branch.norm if norm is None else None)
-
-    def train(self, mode: bool = True) -> Self:
-        if mode:
-            self.plans, self.keeper = Plans(), None
-        return super().train(mode)
 
     def merge(self, tokens: Tensor, update: Tensor) -> Tensor:
         """The residual sum, with the updates of dropped samples masked."""
@@ -590,4 +507,3 @@ def refill_keep(module: nn.Module, keys: object) -> None:
     assert isinstance(module, Residual)
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     module.keep = torch.tensor(1 - module.drop_rate, device=device)
-    module.plans, module.keeper = Plans(), None  # what was packed is of other weights

@@ -24,8 +24,3 @@ class Shared:
 
     def __call__(self, *inputs: Any) -> Any:
         return self.module(*inputs)
-
-    def recipe(self, *inputs: Any) -> Any:
-        """The module's own as steps of kernels, if it has one (see `mixlab.engine.fused`)."""
-        own = getattr(type(self.module), "recipe", None)  # a wrapper may hand on what it does not do itself
-        return None if own is None else own(self.module, *inputs)

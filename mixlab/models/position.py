@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.core.grid import Grid
-from mixlab.engine.kept import Keeper, Kept, may_keep
+from mixlab.core.hooks import derived
 from mixlab.ops.resample import resample_map
 
 
-class PositionTable(Keeper):
+class PositionTable(nn.Module):
     """A learned vector per cell of a reference grid, added to the image tokens; resampled for any other grid, in eval
     mode once, until the table or the grid changes.
 
@@ -27,7 +27,6 @@ class PositionTable(Keeper):
         self.prefix = nn.Parameter(torch.empty(1, class_tokens, dim)) if class_tokens else None
         for parameter in self.parameters():
             nn.init.trunc_normal_(parameter, std=0.02)
-        self.kept: Kept[Tensor] = Kept()
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         table = self.table_for(grid).flatten(1, 2)  # (1, H*W, C)
@@ -36,10 +35,9 @@ class PositionTable(Keeper):
 
     def table_for(self, grid: Grid) -> Tensor:
         """(1, H, W, C)"""
-        known = self.grid == Grid(grid.height, grid.width)
-        if known or self.table.device.type != "cpu" or not may_keep(self, [self.table]):
-            return resample_table(self.table, grid)
-        return self.kept.get(grid, [self.table], lambda: resample_table(self.table, grid))
+        if self.grid == Grid(grid.height, grid.width):
+            return self.table
+        return derived(self, ("table", grid), [self.table], lambda: resample_table(self.table, grid), cheap=True)
 
     def resize(self, name: str, value: Tensor, source: Grid | None) -> Tensor:
         """A stored table of another grid on this one's; what is no table is left for the caller to report."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixlab.core.choices import Choice, Registry
 from mixlab.core.errors import ConfigError, require
 from mixlab.core.grid import Grid
-from mixlab.engine.kept import Kept, may_keep
+from mixlab.core.hooks import derived
 from mixlab.models.layers import Activation, ActivationChoice, activation, is_plain, normed
 from mixlab.models.modules import Modules
 
@@ -31,7 +31,6 @@ class Downsample(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps, bias=norm_bias) if width else None
         self.norm_first = norm == "before"
         self.conv = conv
-        self.kept: Kept[Tensor] = Kept()
         self.stride = conv.stride[0]
         self.patchify = patchify
 
@@ -51,15 +50,10 @@ class Downsample(nn.Module):
     def convolve(self, image_map: Tensor) -> Tensor:
         """A large kernel that PyTorch would bring into channels-last order at every call is kept so in eval mode."""
         weight = self.conv.weight
-        if weight.numel() < LARGE or not is_plain(self.conv) or not may_keep(self, [weight]):
+        if weight.numel() < LARGE or self.training or not is_plain(self.conv):
             return self.conv(image_map)
-        kept = self.kept.get(None, [weight], lambda: weight.contiguous(memory_format=torch.channels_last))
-        return F.conv2d(image_map, kept, self.conv.bias, self.conv.stride, self.conv.padding)
-
-    def train(self, mode: bool = True) -> "Downsample":
-        if mode:
-            self.kept.drop()
-        return super().train(mode)
+        laid = derived(self, ("laid",), [weight], lambda: weight.contiguous(memory_format=torch.channels_last))
+        return F.conv2d(image_map, laid, self.conv.bias, self.conv.stride, self.conv.padding)
 
     def pad(self, image_map: Tensor) -> Tensor:
         """Zeros right and bottom, up to a multiple of the patch."""

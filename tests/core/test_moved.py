@@ -21,7 +21,7 @@ def test_an_old_name_gives_the_very_same_module(old: str) -> None:
 
 def test_a_module_inside_a_package_that_moved_is_the_same_object() -> None:
     assert importlib.import_module("mixlab.mixers.mlstm") is importlib.import_module("mixlab.models.mixers.mlstm")
-    assert importlib.import_module("mixlab.native.steps") is importlib.import_module("mixlab.engine.kernels.steps")
+    assert importlib.import_module("mixlab.native.linear") is importlib.import_module("mixlab.engine.kernels.linear")
 
 
 def test_a_name_that_never_was_stays_unknown() -> None:

@@ -10,7 +10,7 @@ import torch
 import mixlab
 from mixlab.core.errors import CompileError
 from mixlab.deploy import compile_blocks
-from mixlab.engine import opaque
+from mixlab.engine import compiled as compiled_parts
 from mixlab.models.mixers import Mixer
 
 OUTPUT_BOUND = 1e-4  # of the logits' std
@@ -55,7 +55,7 @@ def check_compiled(model: mixlab.Backbone, side: int, *, whole: bool) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_small_model_compiles_and_equals_eager(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opaque, "serves_compiled_code", lambda: False)  # every operator, as where there are no kernels
+    monkeypatch.setattr(compiled_parts, "serves_compiled_code", lambda: False)  # as where there are no kernels
     model = mixlab.create_model(
         "caformer_pico",
         dims=[16, 32],

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError
 from mixlab.core.grid import Grid
-from mixlab.engine.fused import Recipe, is_chain
-from mixlab.engine.kernels.steps import OUT, Place, Steps, Sum
-from mixlab.models.layers import through, weights_of
+from mixlab.models.layers import through
 from mixlab.models.mixers.base import MIXERS, Mixer, StageParts, heads_for
 from mixlab.ops.attention import (
     attention,
@@ -85,23 +83,6 @@ class Attention(Mixer):
         else:
             mixed = join_heads(window_attention(*split_heads(qkv, self.heads), grid, self.window))
         return through(self.project, mixed)
-
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        layers, heads, dim, images = (self.qkv, self.project), self.heads, tokens.shape[2], len(tokens)
-        if type(self) is not Attention or self.window is not None or self.relative_bias is not None:
-            return None
-        if not all(type(layer) is nn.Linear for layer in layers):
-            return None
-        qkv, project = map(weights_of, layers)
-
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            wide, mixed = steps.room(3 * dim), steps.room(dim)
-            steps.linear(qkv, x, wide)
-            steps.attention(heads, images, dim, wide, mixed)
-            steps.linear(project, mixed, OUT, onto=onto)
-
-        fits = is_chain(dim, qkv, keeps=False) and is_chain(dim, project) and len(qkv[0]) == 3 * dim
-        return Recipe((self, *layers), (*qkv, *project), write, fits and dim % heads == 0)
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each (B, heads, N, head_dim)."""

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from mixlab.core.errors import ConfigError
 from mixlab.core.grid import Grid
 from mixlab.core.guards import autocast_dtype, may_overwrite
-from mixlab.engine.fused import Recipe, is_chain
 from mixlab.engine.kernels import may_run
 from mixlab.engine.kernels.factor import fits, run_factor
-from mixlab.engine.kernels.steps import OUT, Place, Steps, Sum
 from mixlab.models.layers import DepthwiseConv, is_plain, through, weights_of
 from mixlab.models.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.models.modules import Modules
@@ -207,30 +205,6 @@ class ConvAttention(Mixer):
             return None
         both = [weights_of(conv) for conv in convs]
         return [weight for weight, _ in both], [bias for _, bias in both]
-
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        layers, heads, dim, images = (self.qkv, self.project), self.heads, tokens.shape[2], len(tokens)
-        windows = None if self.softmax_query else self.windows()
-        if type(self) is not ConvAttention or windows is None or not all(type(layer) is nn.Linear for layer in layers):
-            return None
-        qkv, project = map(weights_of, layers)
-        relative = None if self.relative is None else cast(ConvRelativePosition, self.relative.module)
-        scale = (dim // heads) ** -0.5 if self.scaled else 1.0
-        both = list(zip(*windows, strict=True))
-
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            wide, mixed = steps.room(3 * dim), steps.room(dim)
-            steps.linear(qkv, x, wide)
-            near = steps.windows(both, images, grid, dim, wide) if both else None
-            steps.factor(heads, images, grid, dim, scale, wide, near, mixed)
-            steps.linear(project, mixed, OUT, onto=onto)
-
-        fits = is_chain(dim, qkv, keeps=False) and is_chain(dim, project) and len(qkv[0]) == 3 * dim
-        fits = fits and dim % heads == 0 and may_run_windows(tokens, grid, *windows, dim)
-        modules = (self, *layers, *(() if relative is None else (relative, *relative.convs)))
-        tensors = (*qkv, *project, *(one for pair in both for one in pair))
-        same = None if relative is None else lambda: self.relative is not None and self.relative.module is relative
-        return Recipe(modules, tensors, write, fits, holds=same)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         """The factors of the attention, each (B, heads, N, head_dim): the map of a query is its row times every key.

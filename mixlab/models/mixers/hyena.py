@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from mixlab.core.errors import require
 from mixlab.core.grid import Grid
-from mixlab.engine.fused import Recipe, has_taps, is_chain
-from mixlab.engine.kept import Keeper, Kept, may_keep
+from mixlab.core.hooks import derived
 from mixlab.engine.kernels import may_run
 from mixlab.engine.kernels.depthwise import convolve_and_multiply, joins
-from mixlab.engine.kernels.steps import OUT, Place, Product, Steps, Sum
 from mixlab.models.fixed_filter import FixedConv
 from mixlab.models.implicit_filter import (
     DECAY,
@@ -34,7 +32,7 @@ from mixlab.models.implicit_filter import (
 from mixlab.models.layers import DepthwiseConv, is_depthwise, known_norm, normed, through, weights_of
 from mixlab.models.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.models.modules import Modules
-from mixlab.ops.longconv import Form, Prepared, convolve, native_kernel, prepare_1d, prepare_2d, runs_natively
+from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d, runs_natively
 
 NORM_EPS = 1e-5
 KEPT_NUMBERS = 2**20  # a spectrum with more is made anew from the kept kernel: 4 MB per layer
@@ -100,7 +98,7 @@ class HyenaPixelOptions:
 # -- the long convolution ------------------------------------------------------------------------
 
 
-class LongConv(Keeper):
+class LongConv(nn.Module):
     """A convolution with implicit kernels plus a factor per channel, over (B, N, C).
 
     In eval mode, without gradients for the filter, the kernels are made once and used until a value that they are made
@@ -114,34 +112,22 @@ class LongConv(Keeper):
         self.filter = filter
         self.bias = nn.Parameter(torch.randn(dim))
         self.form, self.reuse = form, reuse
-        self.kept: Kept[Prepared | Tensor] = Kept()
 
     def forward(self, tokens: Tensor, grid: Grid, factor: Tensor | None = None) -> Tensor:
         """The convolution, times a factor per output."""
-        sources = [self.bias, *self.filter.sources()]
-        keeps = self.reuse and not self.training and self.filter.is_plain()
-        if keeps and not torch.is_grad_enabled() and self.runs_natively(tokens, factor):
-            known = self.kept.recall((grid, "native"), sources)
-            if known is not None:
-                ready = known if isinstance(known, Prepared) else self.prepare(known, grid, "native")
-                return self.convolve(tokens, ready, grid, factor)
+        sources = self.sources()
         other = None if self.form == "native" else self.form
         form: Form | None = "native" if self.runs_natively(tokens, factor, *sources) else other
-        if keeps and may_keep(self, sources):
-            kernel = self.kept.get((grid, form), sources, lambda: self.to_keep(grid, form))
+        if self.reuse and not self.training:
+            kernel = derived(self, ("filter", grid, form), sources, lambda: self.to_keep(grid, form))
         else:
             kernel = self.kernel(grid)
         ready = kernel if isinstance(kernel, Prepared) else self.prepare(kernel, grid, form)
         return self.convolve(tokens, ready, grid, factor)
 
-    def ready(self, tokens: Tensor, grid: Grid) -> Prepared | None:
-        """What is kept for the native form, made if need be; None where nothing is kept, or not as that form has it."""
-        sources = [self.bias, *self.filter.sources()]
-        keeps = self.reuse and not self.training and self.filter.is_plain() and may_keep(self, sources)
-        if not keeps or not self.runs_natively(tokens, *sources):
-            return None
-        known = self.kept.get((grid, "native"), sources, lambda: self.to_keep(grid, "native"))
-        return known if isinstance(known, Prepared) and known.form == "native" else None
+    def sources(self) -> list[Tensor]:
+        """Everything that the kernels are made from."""
+        return [self.bias, *self.filter.sources()]
 
     def runs_natively(self, *tensors: Tensor | None) -> bool:
         return self.form in (None, "native") and runs_natively(*tensors)
@@ -281,43 +267,6 @@ class Hyena(Mixer):
         for conv, gate in zip(self.further, gates[1:], strict=True):
             mixed = conv(mixed, bare, gate)
         return grid.behind_zeros(through(self.out, normed(self.outer_norm, mixed)))
-
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        inner, outer, conv, short = known_norm(self.inner_norm), known_norm(self.outer_norm), self.conv, self.short
-        if type(self) is not Hyena or grid.prefix or type(conv) not in KERNEL_CONVS or not is_depthwise(short):
-            return None
-        if len(self.further):
-            return None
-        layers, dim = (self.project, self.out), tokens.shape[2]
-        if inner is None or outer is None or not all(type(layer) is nn.Linear for layer in layers):
-            return None
-        assert isinstance(conv, LongConv)
-        project, out, taps = *map(weights_of, layers), weights_of(short)
-        fits = is_chain(dim, project, keeps=False) and is_chain(dim, out) and len(project[0]) == 3 * dim
-        fits = fits and has_taps(3 * dim, *taps) and inner.bias is None
-        fits = fits and all(one is None or one.shape == (dim,) for one in (inner.weight, *outer[:2]))
-        ready = conv.ready(tokens, grid) if fits else None
-        holds = None if ready is None else conv.kept.watch(ready)
-        if ready is None or holds is None:
-            return None
-        spectrum, about = ready.kernel, native_kernel(ready.spans, dim)
-        over, images, (height, width) = self.over(grid), len(tokens), short.kernel_size
-        padding = (height // 2, width - 1 if self.causal else width // 2)
-
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            wide, product, gate = steps.room(3 * dim), steps.room(dim), steps.room(dim)
-            steps.linear(project, x, wide)
-            one, other, last = self.roles
-            third = Product((one, other, last), inner, gate)
-            steps.depthwise(taps, (images, over.height, over.width), padding, wide, product, product=third)
-            sides = (over.height, over.width) if self.plane else (over.width, 1)  # a sequence is a column
-            steps.long_conv(about, spectrum, (images, *sides), product, gate, wide)
-            steps.linear(out, wide if outer.weight is None else steps.norm(outer, wide), OUT, onto=onto)
-
-        tensors = (*project, *out, *taps, inner.weight, *outer[:2], conv.bias, *conv.filter.sources())
-        makes = (conv.filter, conv.filter.out, *conv.filter.linears)
-        modules = (self, *layers, short, self.inner_norm, self.outer_norm, conv, *makes)
-        return Recipe(modules, tensors, write, fits, made=(spectrum,), holds=holds)
 
     @property
     def roles(self) -> tuple[int, ...]:

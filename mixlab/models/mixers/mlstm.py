@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from mixlab.core.errors import require
 from mixlab.core.grid import Grid
 from mixlab.core.guards import is_exported, is_transformed, without_autocast
-from mixlab.engine.fused import Recipe, has_taps, is_chain
-from mixlab.engine.kept import Keeper, Kept, may_keep
+from mixlab.core.hooks import derived
 from mixlab.engine.kernels import HAS_TAGS, has_kernels, may_run
 from mixlab.engine.kernels.depthwise import convolve_channels
 from mixlab.engine.kernels.mlstm import BLOCK, WIDTH, Packed, compiled_mlstm, run_mlstm, turned
 from mixlab.engine.kernels.norm import Norm
-from mixlab.engine.kernels.steps import OUT, Cell, Place, Steps, Sum
 from mixlab.models.layers import is_depthwise, is_plain, linear_for_fusion, through, weights_of
 from mixlab.models.mixers.base import MIXERS, BlockParts, Mixer, StageParts
 from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads, may_train_heads, trained_heads
@@ -145,7 +143,7 @@ class Ready(NamedTuple):
     bias: Tensor
 
 
-class Mlstm(Keeper, Mixer):
+class Mlstm(Mixer):
     """Up-projection, convolution, cell, norm per head, skip, gate, down-projection (Figure 2, right)."""
 
     outruns_compilers = True
@@ -179,7 +177,6 @@ class Mlstm(Keeper, Mixer):
         self.norm = HeadNorm(inner, heads, bias=bias)
         self.skip = nn.Parameter(torch.ones(inner))
         self.down = nn.Linear(inner, dim, bias=bias)
-        self.kept: Kept[Any] = Kept()
         self.initialize(dim, std)
 
     def initialize(self, dim: int, std: float) -> None:
@@ -221,41 +218,6 @@ class Mlstm(Keeper, Mixer):
             merged = self.merge(self.norm(self.cell(source, value_source, walk)), source, gate)
         return self.path.restore(linear_for_fusion(self.down, merged), walk)
 
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        if type(self) is not Mlstm or grid.prefix or self.form != "chunkwise":
-            return None
-        layers, conv = (self.up, self.gate, self.down), self.conv
-        if not all(type(layer) is nn.Linear for layer in layers) or conv is None or not is_depthwise(conv):
-            return None
-        packed, sources = self.packed_for(tokens, tokens, grid), self.sources()
-        holds = None if packed is None else self.kept.watch(packed)
-        if packed is None or holds is None:
-            return None
-        backwards, images, (height, width) = self.path.backwards, len(tokens), conv.kernel_size
-        start = self.path._replace(backwards=False)  # kernels walk backwards without turning tokens round
-        walk = Grid(grid.width, grid.height) if start.columns else grid
-        around = (lambda x: start.arrange(x, grid)[0], lambda x: start.restore(x, walk)) if any(start) else None
-        up, gate, down, taps, of_norm = *map(weights_of, layers), weights_of(conv), weights_of(self.norm)
-        size = (images, walk.height, walk.width) if height > 1 else (images, 1, walk.image_tokens)
-        padding = (height // 2, width - 1 if self.causal else width // 2)
-
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            values, gates, source = (steps.room(len(self.skip)) for _ in range(3))
-            steps.linear(up, x, values)
-            steps.linear(gate, x, gates, "silu")
-            steps.depthwise(taps, size, padding, values, source, "silu", turned=backwards)
-            cell = Cell(packed, Norm(*of_norm, self.norm.eps), self.skip, EPS, self.chunk, backwards)
-            steps.mlstm(cell, images, source, values, gates, gates)
-            steps.linear(down, gates, OUT, onto=onto)
-
-        tensors = (*up, *gate, *down, *taps, *of_norm, self.skip, *sources)
-        inner = len(self.skip)
-        fits = is_chain(tokens.shape[2], up, down) and gate[0].shape == up[0].shape and has_taps(inner, *taps)
-        fits = fits and is_chain(tokens.shape[2], gate, keeps=False) and len(up[0]) == inner
-        fits = fits and all(one is None or one.shape == (inner,) for one in of_norm)
-        modules = (self, *layers, conv, self.norm)
-        return Recipe(modules, tensors, write, fits, around, packed, holds)
-
     def may_turn(self, tokens: Tensor, grid: Grid) -> bool:
         """Whether tokens can stay as they are, because kernels walk backwards and nobody looks at what layers give."""
         if self.path != BACKWARDS or grid.prefix or self.form != "chunkwise" or torch.is_grad_enabled():
@@ -272,10 +234,6 @@ class Mlstm(Keeper, Mixer):
         if not (may_run(value_source, gate, *around) and all(one is None or one.is_contiguous() for one in around)):
             return None
         sources = self.sources()
-        if not (self.training or torch.is_grad_enabled()):
-            known = self.kept.recall("packed", sources)
-            if known is not None:
-                return cast(Packed, known)
         width = len(self.skip) // self.heads
         fits = self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
         return self.packed() if fits and may_run(*sources) else None
@@ -320,18 +278,12 @@ class Mlstm(Keeper, Mixer):
         """The weights of the cell as they are used. In eval mode they are made once, until one of them changes; a GPU
         would have to be waited for to tell.
         """
-        sources = self.sources()
-        keeps = self.query.weight.device.type == "cpu" and may_keep(self, sources)
         with without_autocast(self.query.weight):
-            ready: Ready = self.kept.get("ready", sources, self.make_ready) if keeps else self.make_ready()
-            return ready
+            return derived(self, ("ready",), self.sources(), self.make_ready, cheap=True)
 
     def packed(self) -> Packed:
         """The same for the kernel."""
-        sources = self.sources()
-        keeps = may_keep(self, sources)
-        packed: Packed = self.kept.get("packed", sources, self.make_packed) if keeps else self.make_packed()
-        return packed
+        return derived(self, ("packed",), self.sources(), self.make_packed)
 
     @torch.no_grad()
     def make_packed(self) -> Packed:

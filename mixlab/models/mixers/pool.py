@@ -6,8 +6,6 @@ from torch import Tensor
 
 from mixlab.core.errors import ConfigError
 from mixlab.core.grid import Grid
-from mixlab.engine.fused import Recipe
-from mixlab.engine.kernels.steps import Place, Steps, Sum
 from mixlab.models.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.ops.pool import pool
 
@@ -32,16 +30,6 @@ class Pool(Mixer):
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
         return grid.behind_zeros(pool(grid.image(tokens), Grid(grid.height, grid.width), self.size))
-
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        if type(self) is not Pool or grid.prefix:
-            return None
-        size, channels, images = self.size, tokens.shape[2], (len(tokens), grid.height, grid.width)
-
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            steps.pool(size, images, channels, x, onto)
-
-        return Recipe((self,), (), write, size % 2 == 1)
 
 
 @MIXERS.register("pool", PoolOptions)

@@ -6,19 +6,8 @@ from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError, require
 from mixlab.core.grid import Grid
-from mixlab.engine.fused import Recipe, has_taps, is_chain
-from mixlab.engine.kernels.steps import OUT, Place, Steps, Sum
-from mixlab.models.layers import (
-    Activation,
-    ActivationChoice,
-    DepthwiseConv,
-    activation,
-    is_depthwise,
-    through,
-    weights_of,
-)
+from mixlab.models.layers import Activation, ActivationChoice, DepthwiseConv, activation, through
 from mixlab.models.mixers.base import MIXERS, Mixer, StageParts
-from mixlab.ops.depthwise import WIDTHS
 
 
 @dataclass(frozen=True)
@@ -58,28 +47,6 @@ class SepConv(Mixer):
         hidden = self.act.behind(self.widen, tokens)
         hidden = grid.from_map(self.depthwise(grid.to_map(hidden)))
         return grid.behind_zeros(through(self.narrow, hidden))
-
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        act, conv, layers = self.act, self.depthwise, (self.widen, self.narrow)
-        if type(self) is not SepConv or grid.prefix or not (act.complete and act.is_fast()):
-            return None
-        if not all(type(layer) is nn.Linear for layer in layers) or type(conv) is not DepthwiseConv:
-            return None
-        if not (is_depthwise(conv) and conv.kernel_size[1] in WIDTHS and conv.kernel_size[0] > 1):
-            return None
-        first, taps, second = map(weights_of, (self.widen, conv, self.narrow))
-        after, then = act.after, act.then()
-        size = (len(tokens), grid.height, grid.width)
-
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            hidden, convolved = (steps.room(len(first[0])) for _ in range(2))
-            steps.linear(first, x, hidden, after, then)
-            steps.depthwise(taps, size, (conv.kernel_size[0] // 2, conv.kernel_size[1] // 2), hidden, convolved)
-            steps.linear(second, convolved, OUT, onto=onto)
-
-        fits = is_chain(tokens.shape[2], first, second) and has_taps(len(first[0]), *taps)
-        modules, tensors = (self, act, *layers, conv), (*first, *taps, *second)
-        return Recipe(modules, tensors, write, fits, holds=lambda: (act.after, act.then()) == (after, then))
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         return {"kernels": self.depthwise.weight.detach().squeeze(1).clone()}  # (hidden, kernel, kernel)

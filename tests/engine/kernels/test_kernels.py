@@ -1,6 +1,5 @@
 """The kernels at every level of instructions that this processor has, beside the references."""
 
-import copy
 import os
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ import mixlab
 from mixlab.core.errors import ConfigError
 from mixlab.core.grid import Grid
 from mixlab.engine import kernels as native
+from mixlab.engine.draft import Draft
 from mixlab.engine.kernels import kernels, may_run
 from mixlab.engine.kernels.depthwise import convolve_and_multiply, convolve_channels, taps_gradient
 from mixlab.engine.kernels.factor import factor_and_contexts, factor_gradient, run_factor
@@ -28,7 +28,7 @@ from mixlab.engine.kernels.mlstm import compiled_mlstm
 from mixlab.engine.kernels.norm import Norm, norm_of_product
 from mixlab.engine.kernels.recurrent import Run, lstm_maps
 from mixlab.engine.kernels.resample import resample_tokens
-from mixlab.engine.kernels.steps import GIVEN, OUT, Keeper, Steps, Sum
+from mixlab.engine.steps import PackedWeight, Place, Sum
 from mixlab.evals.cost.speed import peak, reset_peak
 from mixlab.models.layers import GELU, DepthwiseConv, Mlp
 from mixlab.models.mixers.convattention import ConvAttention
@@ -41,6 +41,7 @@ from mixlab.ops.linear import FOLLOWING
 from mixlab.ops.longconv import convolve, long_conv_1d, long_conv_2d, prepare_2d
 from mixlab.ops.mlstm import EPS
 from mixlab.ops.recurrent import recurrent_reference
+from tests.engine.drafts import computed, drafted
 
 LEVELS = [4, 8, 16]
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="installed without a compiler")
@@ -219,47 +220,51 @@ def test_a_norm_in_front_of_linear_layers(lanes: int, rows: int, width: int, bia
     normed = F.layer_norm(x.double(), (width,), norm.weight.double(), None, 1e-5)  # type: ignore[union-attr]
     normed = normed if norm.bias is None else normed + norm.bias.double()
     expected = x.double() + F.linear(F.gelu(F.linear(normed, first.double())), second.double())
-    steps = Steps(rows)
-    place, hidden = steps.norm(norm, GIVEN), steps.room(50)
-    steps.linear((first, None), place, hidden, "gelu")
-    steps.linear((second, None), hidden, OUT, onto=Sum())
-    near(steps.close().run(x, x), expected, 1e-5)
-    if rows >= linear.TWO:
-        steps = Steps(rows)
-        steps.mlp((first, None), (second, None), steps.norm(norm, GIVEN), OUT, "gelu", (1.0, 0.0), Sum())
-        near(steps.close().run(x, x), expected, 1e-5)
+
+    def one_by_one(draft: Draft, x: Place) -> Place:
+        hidden = draft.linear((first, None), draft.norm(norm, x, rows), rows, "gelu")
+        return draft.linear((second, None), hidden, rows, onto=Sum(x))
+
+    def together(draft: Draft, x: Place) -> Place:
+        return draft.mlp((first, None), (second, None), draft.norm(norm, x, rows), rows, "gelu", (1.0, 0.0), Sum(x))
+
+    near(computed(one_by_one, x), expected, 1e-5)
+    near(computed(together, x), expected, 1e-5)
 
 
 def test_a_norm_that_two_steps_read_is_written_once(lanes: int) -> None:
     x, norm, weights = torch.randn(30, 24), Norm(torch.randn(24), None, 1e-5), torch.randn(2, 24, 24)
     normed = F.layer_norm(x.double(), (24,), norm.weight.double(), None, 1e-5)  # type: ignore[union-attr]
-    steps = Steps(30)
-    place = steps.norm(norm, GIVEN)
-    hidden = steps.room(24)
-    steps.linear((weights[0], None), place, hidden)
-    steps.linear((weights[1], None), place, OUT, onto=Sum())
-    near(steps.close().run(x, x), x.double() + normed @ weights[1].double().t(), 1e-5)
-    assert len(steps.rooms) == 3  # what is normed, hidden, and no packed weights
+
+    def write(draft: Draft, x: Place) -> Place:
+        place = draft.norm(norm, x, 30)
+        draft.linear((weights[0], None), place, 30)
+        return draft.linear((weights[1], None), place, 30, onto=Sum(x))
+
+    plan = drafted(write, x)
+    near(plan.run(x)[0], x.double() + normed @ weights[1].double().t(), 1e-5)
+    assert len(plan.memory.starts) == 2  # what is normed, and what nobody reads
 
 
 def test_packed_weights_that_are_kept(lanes: int) -> None:
     """They serve any number of rows, and what becomes of the weight is not seen."""
-    keeper, weight, second = Keeper(), torch.randn(40, 40), torch.randn(40, 40)
-    all_steps, before = {}, weight.double()
+    packed: dict[int, PackedWeight] = {}
+    weight, second = torch.randn(40, 40), torch.randn(40, 40)
+    plans, before = {}, weight.double()
     for rows in (20, 600):
-        steps = all_steps[rows] = Steps(rows, keeper)
-        steps.linear((weight, None), GIVEN, OUT)
         x = torch.randn(rows, 40)
-        near(steps.close().run(x, x), F.linear(x.double(), before))
-    joined = Steps(600, keeper)
-    joined.mlp((weight, None), (second, None), GIVEN, OUT, "none", (1.0, 0.0), Sum())
-    joined.close()
+        plans[rows] = drafted(lambda draft, x, rows=rows: draft.linear((weight, None), x, rows), x, packed=packed)
+        near(plans[rows].run(x)[0], F.linear(x.double(), before))
+
+    def together(draft: Draft, x: Place) -> Place:
+        return draft.mlp((weight, None), (second, None), x, 600, "none", (1.0, 0.0), Sum(x))
+
+    joined = drafted(together, x, packed=packed)
     for _ in range(2):
-        near(joined.run(x, x), x.double() + F.linear(F.linear(x.double(), before), second.double()), 1e-5)
+        near(joined.run(x)[0], x.double() + F.linear(F.linear(x.double(), before), second.double()), 1e-5)
     weight.zero_()
-    near(all_steps[600].run(x, x), F.linear(x.double(), before))
-    assert len(keeper.known) == 2
-    assert not copy.deepcopy(keeper).known
+    near(plans[600].run(x)[0], F.linear(x.double(), before))
+    assert len(packed) == 2
 
 
 # -- norms ---------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ import torch
 from mixlab.core.grid import Grid
 from mixlab.engine.kernels.norm import Norm
 from mixlab.engine.kernels.pool import run_pool, run_whole_norm
-from mixlab.engine.kernels.steps import GIVEN, Steps, Sum
+from mixlab.engine.steps import Sum
 from mixlab.ops.norms import global_norm_reference
 from mixlab.ops.pool import pool_reference
+from tests.engine.drafts import computed
 from tests.engine.kernels.test_kernels import LEVELS, at_level, near
 
 
@@ -35,11 +36,10 @@ def test_pooling_and_its_gradient(lanes: int, shape: tuple[int, ...], size: int)
 def test_pooling_with_its_residual_sum(lanes: int, with_residual: bool, with_branch: bool) -> None:
     x, stream, grid = torch.randn(2, 20, 12), torch.randn(2, 20, 12), Grid(4, 5)
     residual, branch = torch.randn(12) if with_residual else None, torch.randn(12) if with_branch else None
-    steps = Steps(40)
-    steps.pool(3, (2, 4, 5), 12, GIVEN, Sum(residual, branch))
     pooled = pool_reference(x.double(), grid, 3)
     expected = stream.double() * (1 if residual is None else residual) + pooled * (1 if branch is None else branch)
-    near(steps.close().run(x, stream), expected)
+    found = computed(lambda draft, x, stream: draft.pool(3, (2, 4, 5), 12, x, Sum(stream, residual, branch)), x, stream)
+    near(found, expected)
 
 
 @pytest.mark.parametrize("with_bias", [True, False])

@@ -6,6 +6,7 @@ from torch import nn
 
 import mixlab
 from mixlab.core.errors import ConfigError
+from mixlab.engine.cache import CACHE
 from mixlab.evals.inspect.truncation import inside, stages_with_kernels, truncated, truncation_curves
 from mixlab.evals.subjects import open_subject
 from mixlab.models.implicit_filter import ImplicitFilter
@@ -69,15 +70,15 @@ def test_the_model_is_as_it_was_afterwards(kind: str) -> None:
     """Also what eval mode keeps: a kept kernel is not used inside, a cut one is not kept, and the kept one is left."""
     model = model_with(kind)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    kept = [module.kept for module in model.modules() if isinstance(module, LongConv)]
+    convs = [module for module in model.modules() if isinstance(module, LongConv)]
     with torch.no_grad():
         before = model(IMAGE)
-        entries = [one.entry for one in kept]
-        assert all(entry is not None for entry in entries)
+        entries = [CACHE.entries(conv) for conv in convs]
+        assert all(entries)
         with truncated(model, 0.3):
             cut = model(IMAGE)
         assert not torch.allclose(cut, before)
-        assert all(one.entry is entry for one, entry in zip(kept, entries, strict=True))
+        assert [CACHE.entries(conv) for conv in convs] == entries
         assert torch.equal(model(IMAGE), before)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())

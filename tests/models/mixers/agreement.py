@@ -2,17 +2,18 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mixlab.core.grid import Grid
+from mixlab.core.hooks import is_silent, without_engine
+from mixlab.engine.serve import serve_part
 from mixlab.models.backbone import Backbone
 from mixlab.models.build import build
 from mixlab.models.config import ModelConfig
-from mixlab.models.layers import Residual
 
 # Images and the grid of each: few tokens and many, sides that no vector divides, class tokens.
 BLOCK_SIZES = [
@@ -29,7 +30,9 @@ GRADIENT_PRECISION = 2e-4
 SMALL = 0.05  # of the largest gradient: gradients below it are sums that nearly cancel, and lose more
 
 
-def tiny_model(name: str, options: Mapping[str, Any], *, dim: int = 32, class_tokens: int = 0) -> Backbone:
+def tiny_model(
+    name: str, options: Mapping[str, Any], *, dim: int = 32, class_tokens: int = 0, **changes: Any
+) -> Backbone:
     """Two stages of two blocks with this mixer, every parameter away from the 0 or 1 that it starts from."""
     description = {
         "name": f"tiny_{name}",
@@ -44,6 +47,7 @@ def tiny_model(name: str, options: Mapping[str, Any], *, dim: int = 32, class_to
         "image_size": 40,
         "stem": {"name": "patchify", "patch": 4},
         "num_classes": 7,
+        **changes,
     }
     generator = torch.Generator().manual_seed(1)
     model = build(ModelConfig.parse(description))
@@ -55,26 +59,17 @@ def tiny_model(name: str, options: Mapping[str, Any], *, dim: int = 32, class_to
 
 
 class BlockOf(nn.Module):
-    """The second block of a model's first stage, as a function of its tokens."""
+    """The second block of a model's first stage, as a function of its tokens; by the engine where it serves."""
 
     def __init__(self, model: Backbone, grid: Grid) -> None:
         super().__init__()
         self.model, self.grid = model, grid
 
     def forward(self, tokens: Tensor) -> Tensor:
-        output: Tensor = self.model.stages[0].blocks[1](tokens, self.grid)
+        block = self.model.stages[0].blocks[1]
+        served = None if is_silent() else serve_part(block, tokens, self.grid)
+        output: Tensor = block(tokens, self.grid) if served is None else served
         return output
-
-
-@contextlib.contextmanager
-def without_engine() -> Iterator[None]:
-    """Every operator by itself, no plan of several."""
-    fused = Residual.fused
-    Residual.fused = lambda *_: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Residual.fused = fused  # type: ignore[method-assign]
 
 
 ENGINES: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
@@ -140,5 +135,6 @@ def images_for(images: int, height: int, width: int) -> Tensor:
 
 
 def has_plans(model: Backbone) -> bool:
-    """Whether the engine computed blocks of this model as plans."""
-    return any(residual.plans.known for block in model.stages[0].blocks for residual in [block.token])
+    """Whether token mixing in this model is made of kernels."""
+    report = model.engine_report(images_for(1, 33, 47))
+    return any(not part.reason for part in report.parts if part.path.endswith(".token"))

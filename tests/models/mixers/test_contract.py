@@ -15,9 +15,11 @@ from torch import Tensor, nn
 import tests.models.mixers
 from mixlab.core.choices import NoOptions
 from mixlab.core.grid import Grid
-from mixlab.engine.fused import Recipe
+from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.kernels import VARIABLE, has_wide_vectors, kernels
-from mixlab.engine.kernels.steps import Place, Steps, Sum
+from mixlab.engine.lowering.base import LOWERINGS
+from mixlab.engine.steps import Pending, Place, Sum
+from mixlab.models.layers import ACTIVATIONS, NORMS, SCALINGS
 from mixlab.models.mixers import MIXERS, Mixer
 from mixlab.models.mixers.base import StageParts
 from mixlab.models.mixers.pool import Pool
@@ -54,17 +56,12 @@ class Shift(Mixer):
 
 
 class WrongPlan(Pool):
-    """Average pooling whose steps for the engine have a larger window than its forward."""
+    """Average pooling whose lowering has a larger window than its forward."""
 
-    def recipe(self, tokens: Tensor, grid: Grid) -> Recipe | None:
-        if grid.prefix:
-            return None
-        images, channels = (len(tokens), grid.height, grid.width), tokens.shape[2]
 
-        def write(steps: Steps, x: Place, onto: Sum) -> None:
-            steps.pool(self.size + 2, images, channels, x, onto)
-
-        return Recipe((self,), (), write, True)
+def lower_wrongly(draft: Draft, mixer: WrongPlan, x: Place | Pending, tokens: Tokens, onto: Sum | None) -> Place:
+    draft.require(not tokens.grid.prefix, "class tokens are not for this test")
+    return draft.pool(mixer.size + 2, tokens.size, tokens.channels, draft.there(x), onto)
 
 
 class Doubled(torch.autograd.Function):
@@ -114,6 +111,20 @@ def test_every_mixer_has_a_contract() -> None:
     assert set(MIXERS.names()) == {kind.name for kind in MixerContract.__subclasses__()} - {OWN}
 
 
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("activation", name) for name in ACTIVATIONS.names()]
+    + [("norm", name) for name in NORMS.names()]
+    + [("branch_scale", name) for name in SCALINGS.names()],
+)
+def test_a_model_with_any_part_of_a_block_agrees_with_double_precision(part: str, name: str) -> None:
+    for mixer in ("sepconv", "mlstm"):
+        changes: dict[str, Any] = {part: name}
+        model = tiny_model(mixer, {}, **changes)
+        check_inference(model, images_for(3, 64, 40))
+        check_training(model, images_for(3, 64, 40))
+
+
 @pytest.mark.skipif(not has_wide_vectors(), reason="plans are for kernels with vectors of 8 or more")
 def test_the_contract_runs_the_plans_that_there_are() -> None:
     planned = set()
@@ -127,7 +138,10 @@ def test_the_contract_runs_the_plans_that_there_are() -> None:
 
 
 @pytest.mark.skipif(not has_wide_vectors(), reason="plans are for kernels with vectors of 8 or more")
-def test_a_wrong_plan_fails_the_contract(register: Callable[[Callable[[int], Mixer]], None]) -> None:
+def test_a_wrong_plan_fails_the_contract(
+    register: Callable[[Callable[[int], Mixer]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOWERINGS, WrongPlan, (lower_wrongly, WrongPlan.forward))
     register(lambda dim: WrongPlan(3))
     images, grid = BLOCK_SIZES[0]
     with pytest.raises(AssertionError, match="inference, engine on, first call: off by"):

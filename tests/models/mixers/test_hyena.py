@@ -9,6 +9,7 @@ from torch import Tensor
 import mixlab
 from mixlab.core.errors import ConfigError, WeightsError
 from mixlab.core.grid import Grid
+from mixlab.engine.cache import CACHE
 from mixlab.models.implicit_filter import distance_1d, distance_2d, features_1d, features_2d
 from mixlab.models.mixers import MIXERS, Mixer
 from mixlab.models.mixers.hyena import Hyena, LongConv, PlaneConv, SeparableConv
@@ -234,7 +235,7 @@ def test_kept_filters_follow_every_change(name: str, tmp_path: Any) -> None:
     def check(what: str) -> None:
         for _ in range(2):
             torch.testing.assert_close(output(model, image), fresh(model, image), msg=what)
-        assert all(conv.kept.entry is not None for conv in convs)
+        assert all(CACHE.entries(conv) for conv in convs)
 
     check("first call")
     first = output(model, image)
@@ -260,7 +261,6 @@ def test_kept_filters_follow_every_change(name: str, tmp_path: Any) -> None:
     image = image.float()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.train()(image).square().mean().backward()
-    assert all(conv.kept.entry is None for conv in convs)
     optimizer.step()
     model.eval()
     check("a training step")
@@ -279,12 +279,13 @@ def test_filters_kept_under_inference_mode_meet_gradients_later() -> None:
             module.form = "fft"  # one that serves both
     with torch.inference_mode():
         model(image)
-    kept = next(m for m in model.modules() if isinstance(m, LongConv)).kept.entry
-    assert kept is not None
+    conv = next(m for m in model.modules() if isinstance(m, LongConv))
+    kept = CACHE.entries(conv)
+    assert kept
     leaf = image.clone().requires_grad_()
     model(leaf).sum().backward()
     assert leaf.grad is not None
-    assert next(m for m in model.modules() if isinstance(m, LongConv)).kept.entry is kept
+    assert CACHE.entries(conv) == kept
 
 
 def test_filters_learn_in_eval_mode_too() -> None:

@@ -1,15 +1,13 @@
-"""Parts of a model that compilers leave alone: for inference on a CPU our kernels are faster than what compilers write.
+"""How compiled code meets the engine: for inference on a CPU kernels are faster than what compilers write.
 
-Compiled code calls one operator with the number of such a part and its tensors; the operator finds the part and calls
-it. Graphs become a few nodes, which parts of a kind share as before.
+Compiled code calls one operator with the number of a part and its tensors; the operator finds the part and runs its
+plan. Graphs become a few nodes, which parts of a kind share as before.
 """
 
 import copy
-import itertools
 import sys
-import weakref
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,52 +15,35 @@ from torch import Tensor, nn
 from mixlab.core.errors import CompileError
 from mixlab.core.grid import Grid
 from mixlab.core.guards import is_constant, is_exported
+from mixlab.core.parts import PARTS, Part
 from mixlab.engine.kernels import HAS_TAGS, OPERATOR_TAGS, has_wide_vectors
+from mixlab.engine.serve import serve_part
 from mixlab.models.modules import Shared
 
 CAN_TELL = hasattr(torch.compiler, "is_exporting")  # else a graph for other programs may be in the making
-NUMBERS = itertools.count()
 
 
-class Opaque(nn.Module):
-    """`part(tokens, grid) -> tokens` of the same shape. Its forward asks `as_operator` first, unless a class that is
-    made from its own calls it.
-    """
-
-    calls: ClassVar[tuple[str, ...]] = ()  # attributes that may be `Shared`: of any module inside
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = numbered(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.number = numbered(self)  # a copy, or read from a file
-
-    def as_operator(self, tokens: Tensor, grid: Grid) -> Tensor | None:
-        """self(tokens, grid) as one operator, if this is being compiled for inference where kernels do better."""
-        if not torch.compiler.is_compiling() or torch.is_grad_enabled() or self.training:
-            return None
-        plain = tokens.device.type == "cpu" and tokens.dtype is torch.float32 and tokens.ndim == 3
-        followed = torch.is_autocast_enabled("cpu") or torch.autograd.forward_ad._current_level >= 0
-        if not (plain and CAN_TELL) or followed or is_exported() or not serves_compiled_code():
-            return None
-        if torch._C._are_functorch_transforms_active():
-            return None
-        tensors = tensors_of(self)
-        return None if tensors is None else call_part(tokens, self.number, tensors, *grid)
+def as_operator(part: nn.Module, tokens: Tensor, grid: Any) -> Tensor | None:
+    """part(tokens, grid) as one operator, if this is being compiled for inference where kernels do better."""
+    if torch.is_grad_enabled() or part.training or not isinstance(part, Part) or not keeps_shape(part, tokens):
+        return None
+    plain = tokens.device.type == "cpu" and tokens.dtype is torch.float32 and tokens.ndim == 3
+    followed = torch.is_autocast_enabled("cpu") or torch.autograd.forward_ad._current_level >= 0
+    if not (plain and CAN_TELL) or followed or is_exported() or not serves_compiled_code():
+        return None
+    if torch._C._are_functorch_transforms_active():
+        return None
+    tensors = tensors_of(part)
+    return None if tensors is None else call_part(tokens, part.number, tensors, *grid)
 
 
-# -- which part, and whether it is as it was compiled --------------------------------------------
+def keeps_shape(part: nn.Module, tokens: Tensor) -> bool:
+    """Whether a part gives as many channels as it takes."""
+    last = getattr(part, "fc2", None)  # of an MLP, which need not
+    return last is None or getattr(last, "out_features", None) == tokens.shape[-1]
 
-PARTS: weakref.WeakValueDictionary[int, Opaque] = weakref.WeakValueDictionary()
 
-
-def numbered(part: Opaque) -> Tensor:
-    """A number that finds this part again. A tensor: compiled code takes it as it comes, so that graphs are shared."""
-    number = next(NUMBERS)
-    PARTS[number] = part
-    return torch.tensor(number, device="cpu")
+# -- whether the part is as it was compiled ------------------------------------------------------
 
 
 def tensors_of(module: nn.Module) -> list[Tensor] | None:
@@ -72,17 +53,17 @@ def tensors_of(module: nn.Module) -> list[Tensor] | None:
     """
     if not getattr(type(module), "outruns_compilers", True):
         return None
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for one in module._parameters.values():
         if one is not None:
             if type(one) is not nn.Parameter:
                 return None
-            found.append(one)
+            tensors.append(one)
     for held in module._buffers.values():
         if held is not None:
             if type(held) is not Tensor:
                 return None
-            found.append(held)
+            tensors.append(held)
     inside = [child for child in module._modules.values() if child is not None]
     for name in getattr(type(module), "calls", ()):
         called = getattr(module, name)
@@ -94,8 +75,8 @@ def tensors_of(module: nn.Module) -> list[Tensor] | None:
         its = tensors_of(child)
         if its is None:
             return None
-        found += its
-    return found
+        tensors += its
+    return tensors
 
 
 @is_constant
@@ -119,7 +100,11 @@ def call_part(
     own = tensors_of(part)
     if own is None or len(own) != len(tensors) or not all(map(is_same, own, tensors)):
         part = with_tensors(part, own, tensors)
-    out: Tensor = type(part).forward(part, tokens, Grid(height, width, prefix))
+    grid = Grid(height, width, prefix)
+    served = serve_part(part, tokens, grid)
+    if served is not None:
+        return served
+    out: Tensor = type(part).forward(part, tokens, grid)
     same = out.untyped_storage().data_ptr() == tokens.untyped_storage().data_ptr()
     return out.clone(memory_format=torch.contiguous_format) if same else out.contiguous()
 
@@ -140,7 +125,7 @@ def is_same(own: Tensor, given: Tensor) -> bool:
     return own.layout is torch.strided and own.stride() == given.stride() and own.data_ptr() == given.data_ptr()
 
 
-def with_tensors(part: Opaque, own: list[Tensor] | None, given: Sequence[Tensor]) -> Opaque:
+def with_tensors(part: Part, own: list[Tensor] | None, given: Sequence[Tensor]) -> Part:
     """A copy of the part with other tensors: compiled code has changed its weights, or was given others for them."""
     if own is None or len(own) != len(given):
         raise CompileError("Compiled code was made for other weights than this block has now: compile it again.")

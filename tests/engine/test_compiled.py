@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import mixlab
 from mixlab.core.errors import CompileError
 from mixlab.core.grid import Grid
+from mixlab.core.parts import PARTS
 from mixlab.deploy import compile_blocks
-from mixlab.engine import opaque
+from mixlab.engine import compiled as engine_compiled
 from mixlab.engine.kernels import has_wide_vectors
 from mixlab.models.backbone import Block
 from mixlab.models.layers import Branch, Mlp, StarReLU
@@ -143,13 +144,13 @@ def test_nothing_of_a_model_stays_behind_it() -> None:
     model, image = model_of("convformer_pico"), torch.randn(2, 3, SIDE, SIDE)
     torch._dynamo.reset()
     compile_blocks(model, backend="aot_eager")(image)
-    numbers = [number for number, part in opaque.PARTS.items() if part in set(model.modules())]
+    numbers = [number for number, part in PARTS.items() if part in set(model.modules())]
     left = [weakref.ref(parameter) for parameter in model.parameters()]
     assert len(numbers) > len(model.blocks)
     del model
     torch._dynamo.reset()
     gc.collect()
-    assert not any(number in opaque.PARTS for number in numbers)
+    assert not any(number in PARTS for number in numbers)
     assert not any(one() is not None for one in left)
 
 
@@ -170,7 +171,7 @@ def test_copies_are_found_by_numbers_of_their_own() -> None:
     block, tokens, grid = first_block()
     for other in (copy.deepcopy(block), copy.copy(block), pickle.loads(pickle.dumps(block))):
         assert int(other.number) != int(block.number)
-        assert opaque.PARTS[int(other.number)] is other
+        assert PARTS[int(other.number)] is other
     twin = copy.deepcopy(block)
     for parameter in twin.parameters():
         parameter.mul_(1.2)
@@ -305,4 +306,4 @@ def test_a_part_that_gives_what_it_is_given() -> None:
 
 def test_a_block_that_is_gone_is_told() -> None:
     with pytest.raises(CompileError, match="no longer there"):
-        opaque.call_part(torch.randn(2, 64, 32), torch.tensor(-1), [], 8, 8, 0)
+        engine_compiled.call_part(torch.randn(2, 64, 32), torch.tensor(-1), [], 8, 8, 0)
