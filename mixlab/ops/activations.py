@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.core.errors import ConfigError
-from mixlab.ops.operator import Flat, Operator, Trainer
+from mixlab.ops.operator import Flat, Operator, TrainingBackend
 
 ActivationName = Literal["none", "gelu", "relu", "silu", "squared_relu", "star_relu"]
 
@@ -110,8 +110,8 @@ def star_gradient(gradients: list[Tensor], inputs: Flat, saved: list[Tensor], ne
     return [product.mul_(2 * scale), to_scale, gradient.sum().view_as(shift)]
 
 
-SQUARED_RELU.train(Trainer("input", supports_square, train_square, square_gradient))
-STAR_RELU.train(Trainer("input", supports_star, train_star, star_gradient))
+SQUARED_RELU.train(TrainingBackend("input", supports_square, train_square, square_gradient))
+STAR_RELU.train(TrainingBackend("input", supports_star, train_star, star_gradient))
 
 
 # -- the constants of the paper ------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.core.guards import is_exported, without_autocast
-from mixlab.ops.operator import Backend, Flat, Operator, Trainer
+from mixlab.ops.operator import Backend, Flat, Operator, TrainingBackend
 
 EPS = 1e-6
 CHUNK = 64  # steps that are computed in parallel; the paper's count of operations assumes it (B.2)
@@ -344,7 +344,7 @@ def serves_rows(query: Tensor, key: Tensor, value: Tensor) -> str | None:
 
 
 CAUSAL_PRODUCT.serve(Backend("rows", serves_rows, lambda *parts: product_by_rows(*parts)[0]))
-CAUSAL_PRODUCT.train(Trainer("rows", serves_rows, product_by_rows, gradient_by_rows))
+CAUSAL_PRODUCT.train(TrainingBackend("rows", serves_rows, product_by_rows, gradient_by_rows))
 
 
 def row_blocks(steps: int) -> list[tuple[slice, slice]]:

@@ -43,7 +43,7 @@ class Backend(NamedTuple):
     run: Callable[..., Any]
 
 
-class Trainer(NamedTuple):
+class TrainingBackend(NamedTuple):
     """Serves calls of which a gradient is wanted.
 
     `run` returns the output and tensors for `gradient(gradients, inputs, saved, needed, *settings)`, which returns the
@@ -87,7 +87,7 @@ class Operator:
         self.count = inputs.count(",") + 1
         self.takes_list = "[]" in inputs
         self.backends: list[Backend] = []
-        self.trainers: list[Trainer] = []
+        self.trainers: list[TrainingBackend] = []
         self.reads, self.kernels_only = reads, kernels_only
         self.written_gradient = gradient
         followed = [*FOLLOWED, *(f"Autocast{device}" for device in devices if autocasts)]
@@ -112,13 +112,13 @@ class Operator:
         """Add a backend after those that are there, or before them."""
         self.backends.insert(0 if first else len(self.backends), backend)
 
-    def train(self, trainer: Trainer) -> None:
+    def train(self, trainer: TrainingBackend) -> None:
         """Add a backend for training behind those that are there."""
         self.trainers.append(trainer)
 
     def reasons(self, *call: Any, training: bool = False) -> dict[str, str | None]:
         """Why each backend does not serve a call, by the backend's name; None for one that would."""
-        table: Sequence[Backend | Trainer] = self.trainers if training else self.backends
+        table: Sequence[Backend | TrainingBackend] = self.trainers if training else self.backends
         return {backend.name: backend.supports(*call) for backend in table}
 
     def serves(self, *call: Any, training: bool = False) -> bool:
@@ -193,7 +193,7 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, operator: Operator, trainer: Trainer, settings: Sequence[Any], *tensors: Tensor | None
+        ctx: Any, operator: Operator, trainer: TrainingBackend, settings: Sequence[Any], *tensors: Tensor | None
     ) -> Any:
         output, saved = trainer.run(*operator.call(tensors, settings))
         needed = list(ctx.needs_input_grad[3:])

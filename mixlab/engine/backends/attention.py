@@ -5,7 +5,7 @@ from torch import Tensor
 from mixlab.engine.kernels.attention import attention_gradient, fits, run_attention
 from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.ops.attention import ATTENTION
-from mixlab.ops.operator import Backend, Flat, Trainer
+from mixlab.ops.operator import Backend, Flat, TrainingBackend
 
 
 def supports(qkv: Tensor, heads: int) -> str | None:
@@ -25,4 +25,4 @@ def gradient(gradients: list[Tensor], inputs: Flat, saved: list[Tensor], needed:
 
 
 ATTENTION.serve(Backend("kernel", supports, run_attention))
-ATTENTION.train(Trainer("kernel", supports, train, gradient))
+ATTENTION.train(TrainingBackend("kernel", supports, train, gradient))

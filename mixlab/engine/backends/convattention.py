@@ -9,7 +9,7 @@ from mixlab.engine.kernels.depthwise import convolve_channels, taps_gradient
 from mixlab.engine.kernels.factor import factor_and_contexts, factor_gradient
 from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.ops.convattention import CONV_ATTENTION, CONV_POSITION, halves
-from mixlab.ops.operator import Backend, Flat, Trainer
+from mixlab.ops.operator import Backend, Flat, TrainingBackend
 
 WINDOWS = (3, 5, 7)  # rows and columns of kernels whose gradient is our own
 Weights = Sequence[Tensor]
@@ -119,7 +119,7 @@ def scale_of(qkv: Tensor, heads: int, scaled: bool) -> float:
 
 
 CONV_ATTENTION.serve(Backend("kernel", supports, run))
-CONV_ATTENTION.train(Trainer("kernel", supports, train, gradient))
+CONV_ATTENTION.train(TrainingBackend("kernel", supports, train, gradient))
 
 
 # -- the encoding of absolute positions ----------------------------------------------------------
@@ -166,4 +166,4 @@ def position_gradient(
 
 
 CONV_POSITION.serve(Backend("kernel", supports_position, add_position))
-CONV_POSITION.train(Trainer("kernel", supports_position, train_position, position_gradient))
+CONV_POSITION.train(TrainingBackend("kernel", supports_position, train_position, position_gradient))

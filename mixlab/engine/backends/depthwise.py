@@ -15,7 +15,7 @@ from torch import Tensor
 from mixlab.engine.kernels.depthwise import convolve_channels, fits, taps_gradient
 from mixlab.engine.reasons import needs, why_no_wide_kernel
 from mixlab.ops.depthwise import DEPTHWISE, Pair
-from mixlab.ops.operator import Backend, Flat, Trainer, why_not_plain
+from mixlab.ops.operator import Backend, Flat, TrainingBackend, why_not_plain
 
 WIDTHS = (5, 7)  # columns of a kernel that our own convolution was measured for
 STRIP = 3  # columns of a kernel whose gradient is fast
@@ -79,7 +79,7 @@ def gradient(
     return [to_x, to_weight, gradient.sum((0, 2, 3)) if needed[2] else None]
 
 
-DEPTHWISE.train(Trainer("strips", supports_training, train, gradient))
+DEPTHWISE.train(TrainingBackend("strips", supports_training, train, gradient))
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from mixlab.engine.kernels.heads import blocks_gradient, from_heads, to_heads
 from mixlab.engine.kernels.mlstm import BLOCK, WIDTH
 from mixlab.engine.reasons import needs, why_no_kernel
 from mixlab.ops.blockdiagonal import BLOCK_HEADS
-from mixlab.ops.operator import Backend, Flat, Trainer
+from mixlab.ops.operator import Backend, Flat, TrainingBackend
 
 
 def supports(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> str | None:
@@ -37,4 +37,4 @@ def gradient(gradients: list[Tensor], inputs: Flat, saved: list[Tensor], needed:
 
 
 BLOCK_HEADS.serve(Backend("kernel", supports, project))
-BLOCK_HEADS.train(Trainer("kernel", supports, train, gradient))
+BLOCK_HEADS.train(TrainingBackend("kernel", supports, train, gradient))

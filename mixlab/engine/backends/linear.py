@@ -10,7 +10,7 @@ from mixlab.engine.product import FEW_ROWS, onednn_product, product, why_no_prod
 from mixlab.engine.reasons import needs
 from mixlab.ops.activations import ActivationName
 from mixlab.ops.linear import LINEAR
-from mixlab.ops.operator import Backend, Flat, Trainer, is_plain
+from mixlab.ops.operator import Backend, Flat, TrainingBackend, is_plain
 
 FEW_OUTPUTS = 16  # below, a layer is not worth training by a product of another library than PyTorch's own
 Gradients = tuple[Tensor | None, Tensor | None]  # of a layer's weight and bias
@@ -116,7 +116,7 @@ def are_rows(*matrices: Tensor) -> bool:
     return all(is_plain(x) and x.stride(1) == 1 and x.stride(0) >= x.shape[1] for x in matrices)
 
 
-LINEAR.train(Trainer("product", supports_training, train, gradient))
+LINEAR.train(TrainingBackend("product", supports_training, train, gradient))
 
 
 # -- StarReLU after a linear layer ---------------------------------------------------------------
@@ -155,4 +155,4 @@ def star_gradient(
     return [to_x, *layer, to_scale.view_as(scale), to_shift.view_as(shift)]
 
 
-LINEAR.train(Trainer("star", supports_star_training, train_star, star_gradient))
+LINEAR.train(TrainingBackend("star", supports_star_training, train_star, star_gradient))

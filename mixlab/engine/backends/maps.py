@@ -11,7 +11,7 @@ from mixlab.engine.kernels.resample import resample_tokens
 from mixlab.engine.reasons import needs, vectors_fit, why_no_kernel
 from mixlab.ops.exchange import EXCHANGE, grids_of
 from mixlab.ops.norms import GLOBAL_NORM, LAYER_NORM
-from mixlab.ops.operator import Backend, Flat, Trainer
+from mixlab.ops.operator import Backend, Flat, TrainingBackend
 from mixlab.ops.pool import POOL
 
 # -- pooling -------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def pool_gradient(
 
 
 POOL.serve(Backend("kernel", supports_pool, pool))
-POOL.train(Trainer("kernel", supports_pool, train_pool, pool_gradient))
+POOL.train(TrainingBackend("kernel", supports_pool, train_pool, pool_gradient))
 
 
 # -- the exchange between scales -----------------------------------------------------------------
@@ -85,7 +85,7 @@ def summed(updates: Sequence[Tensor], grids: Sequence[Grid], *, back: bool) -> l
 
 
 EXCHANGE.serve(Backend("kernel", supports_exchange, exchange))
-EXCHANGE.train(Trainer("kernel", supports_exchange, train_exchange, exchange_gradient))
+EXCHANGE.train(TrainingBackend("kernel", supports_exchange, train_exchange, exchange_gradient))
 
 
 # -- norms ---------------------------------------------------------------------------------------

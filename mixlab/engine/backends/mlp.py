@@ -16,7 +16,7 @@ from mixlab.engine.kernels.linear import AS_IT_IS, run_linear, run_mlp
 from mixlab.engine.product import product, why_no_product, why_not_own
 from mixlab.engine.reasons import needs
 from mixlab.ops.mlp import MLP, folded
-from mixlab.ops.operator import Backend, Flat, Trainer, why_not_plain
+from mixlab.ops.operator import Backend, Flat, TrainingBackend, why_not_plain
 
 MANY_ROWS = 480  # from which both layers are one kernel
 IN_CACHE = 5 * 2**19  # bytes of the hidden layer that caches of two cores hold
@@ -218,4 +218,4 @@ def product_or_plain(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.t() if why_no_product(x, weight, None) else product(x, weight)
 
 
-MLP.train(Trainer("product", supports_training, train, gradient))
+MLP.train(TrainingBackend("product", supports_training, train, gradient))
