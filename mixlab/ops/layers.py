@@ -1,7 +1,7 @@
 """Layers of PyTorch through operators. A layer that was replaced, or that somebody listens to, is called as it is."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from mixlab.core.compat import listened_to, onednn_packed
 from mixlab.core.grid import Grid
-from mixlab.ops.activations import ActivationName
 from mixlab.ops.convattention import add_seen, conv_attention, conv_position, factorised_attention
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.linear import linear
@@ -57,24 +56,14 @@ class HeadNorm(nn.Module):
         return head_norm(heads, self.weight, self.bias, self.eps)
 
 
-class Elementwise(Protocol):
-    """An activation that may have a name in `mixlab.ops.activations`, and then two factors."""
-
-    operation: ActivationName | None
-
-    def factors(self) -> tuple[Tensor | None, Tensor | None]: ...
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
 def bare(layer: Any, *kinds: type) -> bool:
     """Whether a layer is exactly of one of these kinds and nobody listens to its call."""
     return type(layer) in kinds and not listened_to(layer)
 
 
 def named(act: Any) -> bool:
-    """Whether an activation is no more than its name says."""
-    return act.operation is not None and not listened_to(act)
+    """Whether an activation is no more than `operation` says: its name in `mixlab.ops.activations`."""
+    return getattr(act, "operation", None) is not None and not listened_to(act)
 
 
 def through(layer: Any, x: Tensor) -> Tensor:
@@ -82,17 +71,17 @@ def through(layer: Any, x: Tensor) -> Tensor:
     return linear(x, layer.weight, layer.bias) if bare(layer, nn.Linear, PackedLinear) else layer(x)
 
 
-def through_both(layer: Any, act: Elementwise, x: Tensor) -> Tensor:
+def through_both(layer: Any, act: Any, x: Tensor) -> Tensor:
     """act(layer(x)), in one operator where it can be."""
-    if bare(layer, nn.Linear, PackedLinear) and named(act) and act.operation is not None:
+    if bare(layer, nn.Linear, PackedLinear) and named(act):
         return linear(x, layer.weight, layer.bias, act.operation, *act.factors())
     return act(through(layer, x))
 
 
-def through_mlp(first: Any, act: Elementwise, second: Any, x: Tensor) -> Tensor:
+def through_mlp(first: Any, act: Any, second: Any, x: Tensor) -> Tensor:
     """second(act(first(x))), in one operator where it can be."""
     layers = bare(first, nn.Linear, PackedLinear) and bare(second, nn.Linear, PackedLinear)
-    if layers and named(act) and act.operation is not None:
+    if layers and named(act):
         return mlp(x, first.weight, first.bias, second.weight, second.bias, act.operation, *act.factors())
     return through(second, through_both(first, act, x))
 

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -161,9 +163,7 @@ def test_many_gradients_of_training_at_once() -> None:
 def test_what_the_kernels_of_training_are_not_for() -> None:
     grid, (weights, biases), qkv = Grid(3, 4, 1), windows_of(12, True), torch.randn(2, 13, 36, requires_grad=True)
 
-    def may(
-        qkv: Tensor, weights: list[Tensor], biases: list[Tensor] | list[Tensor | None], heads: int, grid: Grid
-    ) -> bool:
+    def may(qkv: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], heads: int, grid: Grid) -> bool:
         return CONV_ATTENTION.serves(qkv, [*weights, *biases], heads, grid, True, False, training=True)
 
     position = CONV_POSITION.serves(qkv, *wide(36), grid, training=True)

@@ -6,9 +6,11 @@ from torch import Tensor
 
 from mixlab.core.compat import has_onednn_products
 from mixlab.engine.backends import mlp as module
+from mixlab.ops import mlp as written
 from mixlab.ops.activations import ActivationName
-from mixlab.ops.mlp import mlp, mlp_reference
 
+mlp: Callable[..., Tensor] = written.mlp
+mlp_reference: Callable[..., Tensor] = written.mlp_reference
 pytestmark = pytest.mark.skipif(not has_onednn_products(), reason="PyTorch without oneDNN")
 INNERS: list[ActivationName] = ["relu", "squared_relu", "gelu"]
 
