@@ -49,6 +49,7 @@ class Mark(NamedTuple):
     items: int
     modules: int
     others: int
+    pointed: int
     values: int
     made: int
     parts: int
@@ -66,6 +67,7 @@ class Draft(Steps):
         self.inputs: list[int] = []
         self.modules: list[nn.Module] = []
         self.others: list[dict[str, Any]] = []
+        self.pointed: list[Tensor] = []  # tensors that steps read where they lie
         self.values: list[tuple[Tensor, Tensor]] = []  # whose numbers are part of the plan, each with a copy
         self.made: list[Any] = []  # what steps point at beside parameters
         self.parts: list[Part] = []
@@ -112,6 +114,7 @@ class Draft(Steps):
         self.require(plain and not tensor.is_neg(), f"a parameter is {tensor.dtype} on {tensor.device}")
         self.require(tensor.is_contiguous() and tensor.numel() > 0, "a parameter is not contiguous")
         self.require(not shape or tuple(tensor.shape) == shape, f"a parameter has the shape {tuple(tensor.shape)}")
+        self.pointed.append(tensor)
         return tensor
 
     def linear_weights(self, layer: nn.Module, into: int, out: int | None = None) -> Weights:
@@ -184,12 +187,14 @@ class Draft(Steps):
     # -- parts -----------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        lists = (self.items, self.modules, self.others, self.values, self.made, self.parts)
+        lists = (self.items, self.modules, self.others, self.pointed, self.values, self.made, self.parts)
         return Mark(*map(len, lists))
 
     def rewind(self, mark: Mark) -> None:
         """Forget what was written since the mark."""
-        lists: Sequence[list[Any]] = (self.items, self.modules, self.others, self.values, self.made, self.parts)
+        lists: Sequence[list[Any]] = (
+            *(self.items, self.modules, self.others, self.pointed, self.values, self.made, self.parts),
+        )
         for one, length in zip(lists, mark, strict=True):
             del one[length:]
         written = {place.room for item in self.items if isinstance(item, Step) for _, place in item.places}
@@ -214,5 +219,5 @@ class Draft(Steps):
         """The plan, and the watch over what it stands for."""
         return (
             lay_out(self.items, self.sizes, self.shapes, self.inputs, outputs, self.parts, self.made),
-            Watch(self.modules, self.others, self.values, self.root),
+            Watch(self.modules, self.others, self.pointed, self.values, self.root),
         )
