@@ -29,7 +29,7 @@ from mixlab.evals.cost.compile_time import compile_time
 from mixlab.evals.cost.execution import Execution
 from mixlab.evals.cost.speed import peak_memory_mb
 from mixlab.findings.results import describe_machine
-from mixlab.metrics.timing import Ratio, Schedule, take_turns
+from mixlab.metrics.timing import Ratio, Rounds, take_turns
 from mixlab.ops.linear import linear
 
 HERE = Path(__file__).parent
@@ -54,7 +54,7 @@ NAMES = (
 # -- what is measured ----------------------------------------------------------------------------
 
 
-def pair(sides: dict[str, Side], jobs: tuple[str, str], plan: Schedule, batch: int) -> dict[str, Any]:
+def pair(sides: dict[str, Side], jobs: tuple[str, str], plan: Rounds, batch: int) -> dict[str, Any]:
     own, peer = sides["own"], sides["peer"]
     about = own.run(jobs[0])
     peer.run(jobs[1])
@@ -84,7 +84,7 @@ FULL = {
 }  # the job of our side, and of the peer's
 
 
-def measure(name: str, plan: Schedule, threads: int, *, full: bool) -> dict[str, Any]:
+def measure(name: str, plan: Rounds, threads: int, *, full: bool) -> dict[str, Any]:
     kinds: dict[str, Kind] = {"own": "own", "peer": "plain" if name in PLAIN else "timm"}
     found: dict[str, Any] = {"peer": "plain reference" if name in PLAIN else f"timm {version('timm')}"}
     found["gmacs"] = mixlab.macs(mixlab.create_model(name), SIDE) / 1e9
@@ -129,7 +129,7 @@ def peak() -> float:
     """Thousand million multiply-accumulates per second of a large product, which no model can exceed."""
     x, weight = torch.randn(2048, 1280), torch.randn(1280, 1280)
     with torch.inference_mode():
-        seconds = take_turns({"product": lambda: linear(x, weight)}, Schedule(seconds=2.0, least=50))["product"]
+        seconds = take_turns({"product": lambda: linear(x, weight)}, Rounds(seconds=2.0, least=50))["product"]
     return x.shape[0] * weight.numel() / min(seconds) / 1e9
 
 
@@ -215,7 +215,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     seconds, least = (3.0, 5) if arguments.full else (1.0, 3)
-    plan = Schedule(seconds=arguments.seconds or seconds, least=least, warmup=1, patience=2.0)
+    plan = Rounds(seconds=arguments.seconds or seconds, least=least, warmup=1, patience=2.0)
     unknown = sorted(set(arguments.names) - set(NAMES))
     if unknown:
         sys.exit(f"No peer is known for {', '.join(unknown)}. Known: {', '.join(NAMES)}")

@@ -191,10 +191,10 @@ def changes_of(arguments: Namespace) -> dict[str, Any]:
 
 
 def plan_of(arguments: Namespace, **usual: Any) -> Any:
-    from mixlab.metrics.timing import Schedule
+    from mixlab.metrics.timing import Rounds
 
     said = {"seconds": arguments.seconds, "least": arguments.rounds}
-    return Schedule(**{**usual, **{key: value for key, value in said.items() if value is not None}})
+    return Rounds(**{**usual, **{key: value for key, value in said.items() if value is not None}})
 
 
 def single(arguments: Namespace, name: str, argument: str) -> dict[str, Any]:
@@ -219,11 +219,11 @@ def run_models(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Find
 
 
 def run_mixers(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Finding, dict[str, Any]]:
-    from mixlab.evals.cost.bench_mixers import GLOBAL, Conditions, bench_mixers
+    from mixlab.evals.cost.bench_mixers import GLOBAL, MixerConditions, bench_mixers
 
     options = given(arguments, "lengths", "dim", "device", "threads", "limit_seconds")
     options |= single(arguments, "batches", "batch") | single(arguments, "dtypes", "dtype")
-    usual = {"seconds": Conditions.plan.seconds, "least": Conditions.plan.least}
+    usual = {"seconds": MixerConditions.plan.seconds, "least": MixerConditions.plan.least}
     entries = [mixer_entry(text) for text in arguments.mixers] or list(GLOBAL)
     return bench_mixers(entries, **options, plan=plan_of(arguments, **usual), watch=watch)
 

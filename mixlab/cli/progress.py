@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from mixlab.cli.printing import wide_open
 
 
-class Bar:
+class CountingBar:
     """How far something is."""
 
     def __init__(self, update: Callable[..., None]) -> None:
@@ -26,14 +26,14 @@ class Bar:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Bar]:
+def progress(title: str) -> Iterator[CountingBar]:
     """A bar that is gone afterwards."""
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True, disable=not wide_open()) as shown:
         task = shown.add_task(title, total=None)
-        yield Bar(lambda **words: shown.update(task, **words))
+        yield CountingBar(lambda **words: shown.update(task, **words))
 
 
 @contextmanager

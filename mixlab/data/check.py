@@ -25,7 +25,7 @@ IMBALANCE = 20  # the largest class over the smallest
 FEW = 2  # images of a class
 
 
-class Look(NamedTuple):
+class ImageLook(NamedTuple):
     """What one image showed. No size if it is unreadable; `note` then says why."""
 
     name: str
@@ -72,7 +72,7 @@ def check_data(spec: Spec, *, progress: Progress | None = None, threads: int = 0
     opened = open_splits(spec, report)
     report.splits = {split: len(data) for split, data in opened.items()}
     total, done = sum(report.splits.values()), 0
-    looks: dict[str, list[Look]] = {}
+    looks: dict[str, list[ImageLook]] = {}
     with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1)) as pool:
         for split, data in opened.items():
             looks[split] = []
@@ -100,7 +100,7 @@ def open_splits(spec: Spec, report: DataReport) -> dict[str, AnyData]:
 # -- looking -------------------------------------------------------------------------------------
 
 
-def look_at(data: AnyData, pool: ThreadPoolExecutor) -> Iterator[list[Look]]:
+def look_at(data: AnyData, pool: ThreadPoolExecutor) -> Iterator[list[ImageLook]]:
     if isinstance(data, ShardStream):
         for sample in data.samples(train=False, seed=0, epoch=0):
             yield [look(sample.name, sample.label, lambda raw=sample.raw: decode(raw))]  # type: ignore[misc]
@@ -110,23 +110,23 @@ def look_at(data: AnyData, pool: ThreadPoolExecutor) -> Iterator[list[Look]]:
         yield list(pool.map(lambda index: look_up(data, index), indices))
 
 
-def look_up(data: ImageData, index: int) -> Look:
+def look_up(data: ImageData, index: int) -> ImageLook:
     return look(data.name(index), data.label(index), lambda: data.read(index))
 
 
-def look(name: str, label: int, read: Callable[[], Image.Image]) -> Look:
+def look(name: str, label: int, read: Callable[[], Image.Image]) -> ImageLook:
     try:
         image = read()
     except UnreadableImage as error:
-        return Look(name, label, note=str(error))
+        return ImageLook(name, label, note=str(error))
     content = hashlib.blake2b(image.tobytes() + repr((image.size, image.mode)).encode(), digest_size=16).digest()
-    return Look(name, label, image.size, image.info.get(STORED_MODE, image.mode), content)
+    return ImageLook(name, label, image.size, image.info.get(STORED_MODE, image.mode), content)
 
 
 # -- the report ----------------------------------------------------------------------------------
 
 
-def describe(report: DataReport, opened: Mapping[str, AnyData], looks: Mapping[str, Sequence[Look]]) -> None:
+def describe(report: DataReport, opened: Mapping[str, AnyData], looks: Mapping[str, Sequence[ImageLook]]) -> None:
     names = dict.fromkeys(name for data in opened.values() for name in data.class_names)
     counts = {split: Counter(seen.label for seen in looks[split]) for split in opened}
     numbers = {split: {name: number for number, name in enumerate(data.class_names)} for split, data in opened.items()}
@@ -149,7 +149,7 @@ def measure(sizes: Sequence[tuple[int, int]]) -> dict[str, tuple[int, int]]:
     return {what: (round(way(widths)), round(way(heights))) for what, way in ways}
 
 
-def find_duplicates(looks: Mapping[str, Sequence[Look]]) -> list[list[str]]:
+def find_duplicates(looks: Mapping[str, Sequence[ImageLook]]) -> list[list[str]]:
     places: dict[bytes, dict[str, str]] = defaultdict(dict)
     for split, part in looks.items():
         for seen in part:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mixlab.core.errors import DataError
 from mixlab.data.kinds import LISTED, Array
-from mixlab.data.outlines import Packed, pack
+from mixlab.data.outlines import RunLengths, pack
 
 NO_BOX = (0.0, 0.0, 0.0, 0.0)
 
@@ -29,7 +29,7 @@ class Listing:
     labels: Array  # (objects,) int64
     crowd: Array  # (objects,) bool
     area: Array  # (objects,) float32; NaN where the file does not say
-    outlines: Packed
+    outlines: RunLengths
     class_names: tuple[str, ...]
     strays: int  # objects of images that are not listed
     repeated: int  # objects with the id of another
@@ -64,7 +64,7 @@ def read_listing(path: Path) -> Listing:
         labels=np.array([classes[entry["category_id"]] for entry in owned], dtype=np.int64),
         crowd=np.array([bool(entry.get("iscrowd")) for entry in owned], dtype=np.bool_),
         area=np.array([area_of(entry) for entry in owned], dtype=np.float32),
-        outlines=Packed(entry.get("segmentation", b"") for entry in owned),
+        outlines=RunLengths(entry.get("segmentation", b"") for entry in owned),
         class_names=names,
         strays=len(entries) - len(owned),
         repeated=sum(count - 1 for key, count in Counter(e.get("id") for e in entries).items() if key is not None),

@@ -22,7 +22,7 @@ SPLIT_OF = {alias: split for split, aliases in SPLIT_NAMES.items() for alias in 
 
 
 @dataclass(frozen=True)
-class Row:
+class ListRow:
     path: Path
     label: str
     split: str
@@ -50,7 +50,7 @@ def open_list(path: Path, split: str) -> FileData:
     return FileData([row.path for row in own], labels, names)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[ListRow]:
     if path.is_dir():
         return [row for split, file in split_lists(path).items() for row in read_list(file, split)]
     return read_list(path, SPLIT_OF.get(path.stem.lower(), "train"))
@@ -61,7 +61,7 @@ def split_lists(folder: Path) -> dict[str, Path]:
     return {SPLIT_OF[file.stem.lower()]: file for file in files if file.stem.lower() in SPLIT_OF}
 
 
-def read_list(path: Path, default_split: str) -> list[Row]:
+def read_list(path: Path, default_split: str) -> list[ListRow]:
     """Rows of one file; without a split column all belong to `default_split`."""
     cells = read_cells(path)
     columns = read_header(cells[0]) if cells else None
@@ -76,7 +76,7 @@ def read_list(path: Path, default_split: str) -> list[Row]:
         split = cell[places["split"]] if places.get("split", len(cell)) < len(cell) else default_split
         if split.lower() not in SPLIT_OF:
             raise DataError(f"Row {number} of {path} has the split {split!r}; expected train, val or test.")
-        rows.append(Row(path.parent / cell[places["path"]], cell[places["label"]], SPLIT_OF[split.lower()]))
+        rows.append(ListRow(path.parent / cell[places["path"]], cell[places["label"]], SPLIT_OF[split.lower()]))
     return rows
 
 

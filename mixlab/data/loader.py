@@ -50,7 +50,7 @@ class Slot:
     repeat: int
 
 
-class Loaded(NamedTuple):
+class LoadedSamples(NamedTuple):
     """What a worker hands back. No batch if none of its images could be read."""
 
     batch: Batch | None
@@ -119,11 +119,11 @@ class Loader:
                 if batch is not None:
                     yield batch
 
-    def indexed(self, data: IndexedData, epoch: int, start: int) -> Iterable[Loaded]:
+    def indexed(self, data: IndexedData, epoch: int, start: int) -> Iterable[LoadedSamples]:
         order = np.arange(len(data))
         if self.train:
             order = np.random.default_rng(seed_of(self.seed, epoch)).permutation(order)
-        plan = Plan(order, self.repeats if self.train else 1, self.spans()[start:])
+        plan = SamplingPlan(order, self.repeats if self.train else 1, self.spans()[start:])
         samples = Samples(data, self.transform, seed=self.seed, epoch=epoch, train=self.train)
         workers = min(self.workers, len(plan))  # no more than there are batches
         return DataLoader(samples, batch_sampler=plan, **options(workers))
@@ -138,7 +138,7 @@ class Loader:
         first, end = (total * rank // self.world for rank in (self.rank, self.rank + 1))
         return [(place, min(place + size, end)) for place in range(first, end, size)]
 
-    def stream(self, epoch: int, start: int) -> Iterable[Loaded]:
+    def stream(self, epoch: int, start: int) -> Iterable[LoadedSamples]:
         assert isinstance(self.data, ShardStream)
         batches = StreamBatches(self.data, self, epoch=epoch, start=start)
         loaded = DataLoader(batches, batch_size=None, **options(self.workers))
@@ -156,7 +156,7 @@ class Loader:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SamplingPlan:
     """The batches of one rank as slots. The repeats of an image are neighbours in the global order."""
 
     order: Array  # (N,) indices
@@ -173,21 +173,21 @@ class Plan:
             yield [Slot(*slot) for slot in zip(indices, (positions % self.repeats).tolist(), strict=True)]
 
 
-class Samples(Dataset[Loaded]):
+class Samples(Dataset[LoadedSamples]):
     """A dataset whose items are whole batches, transformed."""
 
     def __init__(self, data: IndexedData, transform: Transform, *, seed: int, epoch: int, train: bool) -> None:
         self.data, self.transform = data, transform
         self.seed, self.epoch, self.train = seed, epoch, train
 
-    def __getitems__(self, slots: Sequence[Slot]) -> Loaded:
+    def __getitems__(self, slots: Sequence[Slot]) -> LoadedSamples:
         unreadable: list[str] = []
         with seeded():
             loaded = [(slot, self.load(slot, unreadable)) for slot in slots]
             good = [(slot, image) for slot, image in loaded if image is not None]
             if not good and self.train:
                 good = [self.stand_in(slots[0])]
-        return Loaded(self.batch(good), unreadable)
+        return LoadedSamples(self.batch(good), unreadable)
 
     def load(self, slot: Slot, unreadable: list[str]) -> Any:
         try:
@@ -223,7 +223,7 @@ class Samples(Dataset[Loaded]):
         return Batch(images, targets, indices)
 
 
-class StreamBatches(IterableDataset[Loaded]):
+class StreamBatches(IterableDataset[LoadedSamples]):
     """Batches of a stream as one of its readers sees them; for training they do not end."""
 
     def __init__(self, stream: ShardStream, loader: Loader, *, epoch: int, start: int) -> None:
@@ -232,7 +232,7 @@ class StreamBatches(IterableDataset[Loaded]):
         self.batch_size, self.repeats = loader.batch_size, loader.repeats if loader.train else 1
         self.rank, self.world = loader.rank, loader.world
 
-    def __iter__(self) -> Iterator[Loaded]:
+    def __iter__(self) -> Iterator[LoadedSamples]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         turn = (worker + self.start) % workers  # batch number n comes from worker n % workers
@@ -246,7 +246,7 @@ class StreamBatches(IterableDataset[Loaded]):
             batch = self.load(chunk, unreadable)
             if batch is None and self.train and len(unreadable) < STAND_INS:
                 continue  # a training batch is never empty
-            yield Loaded(batch, unreadable)
+            yield LoadedSamples(batch, unreadable)
             unreadable = []
 
     def samples(self, reader: Reader) -> Iterator[Sample]:
@@ -291,7 +291,7 @@ def options(workers: int) -> dict[str, Any]:
     return {"num_workers": workers, "collate_fn": as_it_is, "generator": generator, **started}
 
 
-def as_it_is(loaded: Loaded) -> Loaded:
+def as_it_is(loaded: LoadedSamples) -> LoadedSamples:
     return loaded
 
 

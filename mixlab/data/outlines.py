@@ -14,7 +14,7 @@ from mixlab.data.kinds import Array
 CORNERS = 3  # that a polygon has at least
 
 
-class Packed:
+class RunLengths:
     """Many outlines in one block of memory, which worker processes share; objects of their own they would copy."""
 
     def __init__(self, outlines: Iterable[bytes]) -> None:

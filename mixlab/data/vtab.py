@@ -13,32 +13,32 @@ SPLIT_FILES = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt",
 
 
 @dataclass(frozen=True)
-class Task:
+class VtabTask:
     category: Literal["natural", "specialized", "structured"]
     classes: int
 
 
 # In the order of Vision-LSTM's Table 8
 TASKS = {
-    "cifar": Task("natural", 100),
-    "caltech101": Task("natural", 102),
-    "dtd": Task("natural", 47),
-    "oxford_flowers102": Task("natural", 102),
-    "oxford_iiit_pet": Task("natural", 37),
-    "svhn": Task("natural", 10),
-    "sun397": Task("natural", 397),
-    "patch_camelyon": Task("specialized", 2),
-    "eurosat": Task("specialized", 10),
-    "resisc45": Task("specialized", 45),
-    "diabetic_retinopathy": Task("specialized", 5),
-    "clevr_count": Task("structured", 8),
-    "clevr_dist": Task("structured", 6),
-    "dmlab": Task("structured", 6),
-    "kitti": Task("structured", 4),
-    "dsprites_loc": Task("structured", 16),
-    "dsprites_ori": Task("structured", 16),
-    "smallnorb_azi": Task("structured", 18),
-    "smallnorb_ele": Task("structured", 9),
+    "cifar": VtabTask("natural", 100),
+    "caltech101": VtabTask("natural", 102),
+    "dtd": VtabTask("natural", 47),
+    "oxford_flowers102": VtabTask("natural", 102),
+    "oxford_iiit_pet": VtabTask("natural", 37),
+    "svhn": VtabTask("natural", 10),
+    "sun397": VtabTask("natural", 397),
+    "patch_camelyon": VtabTask("specialized", 2),
+    "eurosat": VtabTask("specialized", 10),
+    "resisc45": VtabTask("specialized", 45),
+    "diabetic_retinopathy": VtabTask("specialized", 5),
+    "clevr_count": VtabTask("structured", 8),
+    "clevr_dist": VtabTask("structured", 6),
+    "dmlab": VtabTask("structured", 6),
+    "kitti": VtabTask("structured", 4),
+    "dsprites_loc": VtabTask("structured", 16),
+    "dsprites_ori": VtabTask("structured", 16),
+    "smallnorb_azi": VtabTask("structured", 18),
+    "smallnorb_ele": VtabTask("structured", 9),
 }
 ALL, PREFIX = "vtab:", "vtab/"  # how the names of all tasks and of one task begin
 

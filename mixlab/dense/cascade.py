@@ -7,7 +7,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
 
 from mixlab.dense.detector import DetectorConfig
 from mixlab.dense.mask_rcnn import RegionDetector
-from mixlab.dense.regions import BOX_SIZE, Stage, overlap_loss
+from mixlab.dense.regions import BOX_SIZE, RegionStage, overlap_loss
 from mixlab.models.backbone import Backbone
 
 CONVOLUTIONS = 4  # of a box head, in front of its linear layer
@@ -37,10 +37,10 @@ class CascadeMaskRCNN(RegionDetector):
         super().__init__(backbone, config, [build_stage(config, step) for step in STEPS])
 
 
-def build_stage(config: DetectorConfig, step: Step) -> Stage:
+def build_stage(config: DetectorConfig, step: Step) -> RegionStage:
     pooled = (config.width, BOX_SIZE, BOX_SIZE)
     head = FastRCNNConvFCHead(pooled, [config.width] * CONVOLUTIONS, [config.head_width], nn.BatchNorm2d)
-    return Stage(
+    return RegionStage(
         config,
         head,
         box_loss=overlap_loss,

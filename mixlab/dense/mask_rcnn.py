@@ -12,7 +12,7 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastL
 
 from mixlab.dense.base import prepare
 from mixlab.dense.detector import DetectorConfig
-from mixlab.dense.regions import BOX_SIZE, MASK_SIZE, RATIOS, Anchors, ProposalHead, Stage, paste_masks
+from mixlab.dense.regions import BOX_SIZE, MASK_SIZE, RATIOS, Anchors, ProposalHead, RegionStage, paste_masks
 from mixlab.dense.targets import as_batch, check_targets
 from mixlab.dense.torchvision_ops import supply_operators
 from mixlab.dense.upernet import MapNorms
@@ -39,7 +39,7 @@ class RegionDetector(DenseModel):
     config: DetectorConfig
     backbone_path = "maps.backbone."
 
-    def __init__(self, backbone: Backbone, config: DetectorConfig, stages: Iterable[Stage]) -> None:
+    def __init__(self, backbone: Backbone, config: DetectorConfig, stages: Iterable[RegionStage]) -> None:
         super().__init__()
         self.config = config
         learned = prepare(backbone, config.learned_maps)
@@ -47,7 +47,7 @@ class RegionDetector(DenseModel):
         self.norms = MapNorms(self.maps.channels) if config.norms else None
         self.pyramid = FeaturePyramidNetwork(list(self.maps.channels), config.width, LastLevelMaxPool())
         self.proposals = build_proposals(config)
-        self.stages: Modules[Stage] = Modules(stages)
+        self.stages: Modules[RegionStage] = Modules(stages)
 
     def forward(
         self, images: Sequence[Tensor] | Tensor, targets: Sequence[Mapping[str, Tensor]] | None = None
@@ -139,4 +139,4 @@ class MaskRCNN(RegionDetector):
 
     def __init__(self, backbone: Backbone, config: DetectorConfig) -> None:
         head: nn.Module = TwoMLPHead(config.width * BOX_SIZE**2, config.head_width)
-        super().__init__(backbone, config, [Stage(config, head)])
+        super().__init__(backbone, config, [RegionStage(config, head)])

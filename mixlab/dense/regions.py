@@ -108,7 +108,7 @@ def overlap_loss(coder: BoxCoder, codes: Tensor, proposals: Tensor, truths: Tens
     return generalized_box_iou_loss(coder.decode_single(codes, proposals), truths, reduction="sum")
 
 
-class Stage(RoIHeads):  # type: ignore[misc]
+class RegionStage(RoIHeads):  # type: ignore[misc]
     """Judges proposals: matches them to objects for training, classifies and refines them, and draws masks in them.
 
     A proposal is an object's if they overlap by `overlap`; `code_weights` scale the codes of boxes.

@@ -14,7 +14,7 @@ from mixlab.core.errors import DataError, require
 from mixlab.data.dense import IGNORE
 from mixlab.dense.backbones import backbone_for
 from mixlab.dense.base import prepare
-from mixlab.dense.upernet import Classifier, ConvNorm, LinearDecoder, MapNorms, UperNet, enlarge
+from mixlab.dense.upernet import ConvNorm, LinearDecoder, MapNorms, PixelClassifier, UperNet, enlarge
 from mixlab.models.backbone import Backbone
 from mixlab.models.dense_model import DenseModel
 from mixlab.models.pyramid import PyramidAdapter
@@ -88,7 +88,7 @@ class AuxiliaryHead(nn.Module):
         super().__init__()
         self.stride = stride
         self.conv = ConvNorm(channels, config.auxiliary_width, 3)
-        self.classifier = Classifier(config.auxiliary_width, config.num_classes, config.dropout)
+        self.classifier = PixelClassifier(config.auxiliary_width, config.num_classes, config.dropout)
 
     def forward(self, level: Tensor, height: int, width: int) -> Tensor:
         return enlarge(self.classifier(self.conv(level)), self.stride, height, width)
@@ -114,7 +114,7 @@ class Segmenter(DenseModel):
         channels, strides = self.maps.channels, self.maps.strides
         self.norms = MapNorms(channels) if config.norms else None
         self.decoder = LinearDecoder(channels, strides) if linear else UperNet(channels, strides, config.width)
-        self.classifier = Classifier(self.decoder.width, config.num_classes, config.dropout)
+        self.classifier = PixelClassifier(self.decoder.width, config.num_classes, config.dropout)
         self.auxiliary = self.build_auxiliary(config) if config.auxiliary_weight else None
         self.register_buffer("seen", torch.zeros(config.num_classes) if config.balance else None)
 

@@ -35,7 +35,7 @@ class ConvNorm(nn.Sequential):
         super().__init__(conv, BatchNorm(width), nn.ReLU(inplace=True))
 
 
-class Classifier(nn.Sequential):
+class PixelClassifier(nn.Sequential):
     """Dropout of whole channels, then a score per class and cell."""
 
     def __init__(self, channels: int, num_classes: int, dropout: float) -> None:

@@ -38,7 +38,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Shortcoming:
     """What is not as it could be. `wrong` and `slow` are faults; what is `missing` is an option that was not taken."""
 
     severity: Severity
@@ -51,7 +51,7 @@ class Checkup:
     """All facts by section, and all problems."""
 
     sections: dict[str, dict[str, str]]
-    problems: tuple[Problem, ...]
+    problems: tuple[Shortcoming, ...]
 
     @property
     def is_healthy(self) -> bool:
@@ -63,17 +63,17 @@ class Checkup:
         return {"healthy": self.is_healthy, "sections": self.sections, "problems": problems}
 
 
-Line = Fact | Problem
+Line = Fact | Shortcoming
 
 
 def examine() -> Checkup:
     """Look at everything that decides whether Mixlab runs right and fast here. It takes about a second."""
     sections: dict[str, dict[str, str]] = {}
-    problems: list[Problem] = []
+    problems: list[Shortcoming] = []
     for title, examine_section in SECTIONS.items():
         lines = list(examine_section())
         sections[title] = {line.name: line.value for line in lines if isinstance(line, Fact)}
-        problems += [line for line in lines if isinstance(line, Problem)]
+        problems += [line for line in lines if isinstance(line, Shortcoming)]
     order: tuple[Severity, ...] = ("wrong", "slow", "missing")
     return Checkup(sections, tuple(sorted(problems, key=lambda problem: order.index(problem.severity))))
 
@@ -91,7 +91,7 @@ def examine_machine() -> Iterator[Line]:
         yield Fact("shared memory", f"{shared / 2**30:.2g} GiB")
         if shared < LEAST_SHARED:
             advice = "Give the container more (docker run --shm-size=1g), or load data with --workers 0."
-            yield Problem("wrong", "Workers that load data run out of shared memory.", advice)
+            yield Shortcoming("wrong", "Workers that load data run out of shared memory.", advice)
 
 
 def examine_bf16() -> Iterator[Line]:
@@ -102,7 +102,7 @@ def examine_bf16() -> Iterator[Line]:
             guards.check_bf16()
         except PrecisionError as error:
             yield Fact("bf16", "ends the process")
-            yield Problem("wrong", "bf16 arithmetic ends the process.", str(error))
+            yield Shortcoming("wrong", "bf16 arithmetic ends the process.", str(error))
             return
     mended = any(guards.ISA_VARIABLE in str(warning.message) for warning in raised)
     if mended or (guards.advertises_amx() and os.environ.get(guards.ISA_VARIABLE) == guards.SAFE_ISA):
@@ -111,7 +111,7 @@ def examine_bf16() -> Iterator[Line]:
         yield Fact("bf16", "works with AMX" if guards.advertises_amx() else "works")
     if mended:
         advice = f"Set {guards.ISA_VARIABLE}={guards.SAFE_ISA} in the environment."
-        yield Problem("wrong", "This processor advertises AMX and traps on it.", advice)
+        yield Shortcoming("wrong", "This processor advertises AMX and traps on it.", advice)
 
 
 def examine_versions() -> Iterator[Line]:
@@ -124,7 +124,9 @@ def examine_versions() -> Iterator[Line]:
     if not core:
         yield Fact("torch", torch.__version__)
         advice = "Install it: pip install . in its folder."
-        yield Problem("missing", "Mixlab runs from a folder and was not installed: it has no kernels built.", advice)
+        yield Shortcoming(
+            "missing", "Mixlab runs from a folder and was not installed: it has no kernels built.", advice
+        )
     if (torchvision := version_of("torchvision")) is not None:
         loads = guards.torchvision_operators_load()
         yield Fact("torchvision", torchvision if loads else f"{torchvision}, its operators do not load")
@@ -133,11 +135,11 @@ def examine_versions() -> Iterator[Line]:
                 "Install the build that matches PyTorch: https://pytorch.org/get-started/locally has the command. "
                 "Until then Mixlab's own operators stand in, and detectors are slower."
             )
-            yield Problem("slow", f"torchvision {torchvision} was built for another PyTorch.", advice)
+            yield Shortcoming("slow", f"torchvision {torchvision} was built for another PyTorch.", advice)
     for package in known:
         if package.is_too_old:
             asked = f"{package.name} {package.version} is older than {package.least}, which Mixlab asks for."
-            yield Problem("wrong", asked, f"pip install --upgrade '{package.name}>={package.least}'")
+            yield Shortcoming("wrong", asked, f"pip install --upgrade '{package.name}>={package.least}'")
 
 
 def examine_extras() -> Iterator[Line]:
@@ -150,7 +152,7 @@ def examine_extras() -> Iterator[Line]:
         yield Fact(str(extra), ", ".join([*versions, *(f"no {name}" for name in absent)]))
         if absent:
             what = f"The extra {extra!r} is not complete: no {', '.join(absent)}."
-            yield Problem("missing", what, f"pip install 'mixlab[{extra}]', if you need it.")
+            yield Shortcoming("missing", what, f"pip install 'mixlab[{extra}]', if you need it.")
 
 
 def examine_kernels() -> Iterator[Line]:
@@ -159,12 +161,12 @@ def examine_kernels() -> Iterator[Line]:
         reason = reason_without_kernels() or "The reason is not known."
         yield Fact("kernels", f"none. {reason}")
         what = f"Kernels do not run, which makes the program two to four times slower. {reason}"
-        yield Problem("slow", what, advice_without_kernels(asked))
+        yield Shortcoming("slow", what, advice_without_kernels(asked))
         return
     yield Fact("kernels", f"vectors of {loaded.lanes} numbers ({VECTORS[loaded.lanes]})")
     if asked is not None and asked.isdecimal() and int(asked) <= loaded.lanes and loaded.lanes < widest():
         what = f"{VARIABLE}={asked} keeps the kernels to vectors of {loaded.lanes}; this processor has {widest()}."
-        yield Problem("slow", what, f"Unset {VARIABLE}.")
+        yield Shortcoming("slow", what, f"Unset {VARIABLE}.")
 
 
 def widest() -> int:
@@ -192,10 +194,10 @@ def examine_threads() -> Iterator[Line]:
     usable = min(processors, quota)
     if threads > usable:
         what = f"PyTorch starts {threads} threads where {usable} can run: they wait for each other."
-        yield Problem("slow", what, f"Set OMP_NUM_THREADS={usable}, or call torch.set_num_threads({usable}).")
+        yield Shortcoming("slow", what, f"Set OMP_NUM_THREADS={usable}, or call torch.set_num_threads({usable}).")
     elif threads == 1 and usable > 1 and set_by:
         what = f"{' '.join(set_by)} keeps PyTorch to 1 of {usable} processors."
-        yield Problem("slow", what, f"Unset it, or set it to {usable}, unless several programs share this machine.")
+        yield Shortcoming("slow", what, f"Unset it, or set it to {usable}, unless several programs share this machine.")
     if hasattr(os, "getloadavg"):
         yield Fact("load", f"{os.getloadavg()[0]:.1f} programs wanted to run in the last minute")
 
@@ -211,7 +213,7 @@ def examine_gpu() -> Iterator[Line]:
         yield Fact("GPU", "none that PyTorch can use")
         if shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists():
             what = f"There is an NVIDIA GPU, and PyTorch {torch.__version__} cannot use it."
-            yield Problem("slow", what, "Install the build for its driver: https://pytorch.org/get-started/locally")
+            yield Shortcoming("slow", what, "Install the build for its driver: https://pytorch.org/get-started/locally")
 
 
 def examine_compiler() -> Iterator[Line]:
@@ -219,7 +221,7 @@ def examine_compiler() -> Iterator[Line]:
     yield Fact("for torch.compile", paths[0] if paths else "none")
     if not has_compiler():
         advice = "Install one (Debian: apt-get install g++) if you need torch.compile or `mixlab export --format aot`."
-        yield Problem("missing", "There is no C++ compiler: nothing can be compiled for a CPU.", advice)
+        yield Shortcoming("missing", "There is no C++ compiler: nothing can be compiled for a CPU.", advice)
 
 
 SECTIONS: dict[str, Callable[[], Iterator[Line]]] = {

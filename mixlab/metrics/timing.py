@@ -22,7 +22,7 @@ SIGMAS = 1.96  # of a normal distribution: 95%
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Rounds:
     """When timing ends: after `seconds` and `least` rounds. A ratio that is not yet known to `precision` (half of its
     interval, as a share of it) gets up to `patience` times as long.
     """
@@ -35,7 +35,7 @@ class Schedule:
     patience: float = 15.0
 
     @classmethod
-    def rounds(cls, count: int) -> "Schedule":
+    def exactly(cls, count: int) -> "Rounds":
         """Exactly so many rounds after one run of each as a warm-up, however long they take."""
         return cls(seconds=1e-9, least=count, most=count, warmup=1)
 
@@ -91,7 +91,7 @@ class Ratio:
 
 
 def take_turns(
-    runs: Mapping[str, Run], schedule: Schedule, *, clock: Clock = time.perf_counter
+    runs: Mapping[str, Run], schedule: Rounds, *, clock: Clock = time.perf_counter
 ) -> dict[str, list[float]]:
     """Return the seconds of every run after the warm-up.
 
@@ -117,10 +117,10 @@ def take_turns(
 def time_rounds(runs: Mapping[str, Run], rounds: int) -> dict[str, Timing]:
     """Return the timing of each of several runs that take turns for so many rounds."""
     require(bool(runs) and rounds >= 1, f"something to run and 1 round or more; got {list(runs)} and {rounds}.")
-    return {name: Timing.of(seconds) for name, seconds in take_turns(runs, Schedule.rounds(rounds)).items()}
+    return {name: Timing.of(seconds) for name, seconds in take_turns(runs, Rounds.exactly(rounds)).items()}
 
 
-def is_enough(seconds: Sequence[Sequence[float]], rounds: int, elapsed: float, schedule: Schedule) -> bool:
+def is_enough(seconds: Sequence[Sequence[float]], rounds: int, elapsed: float, schedule: Rounds) -> bool:
     if rounds >= schedule.most:
         return True
     if rounds < schedule.least or elapsed < schedule.seconds:
@@ -141,4 +141,4 @@ def percentiles(seconds: Sequence[float], shares: Sequence[int] = (50, 90, 99)) 
     return named
 
 
-Plan, alternate = Schedule, time_rounds  # their names in release 0.1
+Plan, alternate = Rounds, time_rounds  # their names in release 0.1

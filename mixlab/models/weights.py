@@ -34,7 +34,7 @@ WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # around the 
 
 
 @dataclass(frozen=True)
-class About:
+class WeightsHeader:
     """What a Mixlab file says besides its tensors: one config, or those of an ensemble's members and its settings."""
 
     configs: tuple[ModelConfig, ...] = ()
@@ -49,7 +49,7 @@ class Checkpoint:
 
     origin: str
     tensors: Mapping[str, Any]
-    about: About = About()
+    about: WeightsHeader = WeightsHeader()
 
     @property
     def config(self) -> ModelConfig | None:
@@ -180,7 +180,7 @@ def members_of(model: Ensemble, checkpoint: Checkpoint) -> list[tuple[Backbone, 
     return parts
 
 
-def read_about(path: str | PathLike[str]) -> About:
+def read_about(path: str | PathLike[str]) -> WeightsHeader:
     """Return what a file that `save_weights` wrote says about its model."""
     about = read(path, tensors=False).about
     if about.task is not None:
@@ -243,7 +243,7 @@ def read_safetensors(file: Path, *, tensors: bool) -> Checkpoint:
         parsed = tuple(ModelConfig.parse(config) for config in configs)
     except ConfigError as error:
         raise WeightsError(f"{file} describes a model that this version cannot build: {error}") from error
-    return Checkpoint(str(file), values, About(parsed, about.get("ensemble"), tuple(names), about.get("task")))
+    return Checkpoint(str(file), values, WeightsHeader(parsed, about.get("ensemble"), tuple(names), about.get("task")))
 
 
 def read_torch(file: Path) -> Checkpoint:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mixlab.findings.results import Comparison, ModelResult, Point
 from mixlab.findings.svg import INK, SERIES, SHADE, inline_svg, need, style
-from mixlab.report.costs import COSTS, Cost, short
+from mixlab.report.costs import COSTS, CostColumn, short
 from mixlab.report.frontier import frontier
 
 SIZE = (5.0, 3.7)  # inches at 72 px: about the width of a phone, so that the text keeps its size there
@@ -18,7 +18,7 @@ EARLY = 0.2  # accuracies before this share of the epochs may leave the picture:
 
 
 @dataclass(frozen=True)
-class Look:
+class ChartStyle:
     """How a model appears in every picture: colour and shape by rank, dashes when the colours start anew."""
 
     colour: str
@@ -26,9 +26,9 @@ class Look:
     dashes: str
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
+def looks(names: Iterable[str]) -> dict[str, ChartStyle]:
     return {
-        name: Look(
+        name: ChartStyle(
             SERIES[index % len(SERIES)],
             MARKERS[index % len(MARKERS)],
             ("-", "--", ":", "-.")[index // len(SERIES) % 4],
@@ -42,7 +42,7 @@ def legend(names: Iterable[str], prefix: str) -> dict[str, str]:
     return {name: swatch(look, f"{prefix}-{index}") for index, (name, look) in enumerate(looks(names).items())}
 
 
-def swatch(look: Look, prefix: str) -> str:
+def swatch(look: ChartStyle, prefix: str) -> str:
     """The entry of a legend: a piece of line with the model's shape."""
     with style():
         figure = need("matplotlib.figure").Figure(figsize=(0.5, 0.2), dpi=72)
@@ -58,7 +58,7 @@ def swatch(look: Look, prefix: str) -> str:
 
 
 @dataclass(frozen=True)
-class Curve:
+class TrainingCurve:
     """One value per epoch: mean, lowest and highest over the seeds."""
 
     epochs: list[int]
@@ -67,7 +67,7 @@ class Curve:
     high: list[float]
 
 
-def curve_of(model: ModelResult, value: Callable[[Point], float | None]) -> Curve:
+def curve_of(model: ModelResult, value: Callable[[Point], float | None]) -> TrainingCurve:
     found: dict[int, list[float]] = {}
     for seed in model.curves:
         for point in seed:
@@ -76,7 +76,9 @@ def curve_of(model: ModelResult, value: Callable[[Point], float | None]) -> Curv
                 found.setdefault(point.epoch, []).append(measured)
     epochs = sorted(found)
     values = [found[epoch] for epoch in epochs]
-    return Curve(epochs, [statistics.fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values])
+    return TrainingCurve(
+        epochs, [statistics.fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
+    )
 
 
 CURVES: dict[str, tuple[str, Callable[[Point], float | None]]] = {
@@ -97,7 +99,9 @@ def curve_charts(comparison: Comparison, prefix: str = "curve") -> list[str]:
     return charts
 
 
-def curve_chart(look: Mapping[str, Look], label: str, curves: dict[str, Curve], *, prefix: str, score: bool) -> str:
+def curve_chart(
+    look: Mapping[str, ChartStyle], label: str, curves: dict[str, TrainingCurve], *, prefix: str, score: bool
+) -> str:
     """One line for each curve. A `score` is in percent and the higher the better; anything else is a loss."""
     best = max if score else min
     first = best(curves, key=lambda model: curves[model].mean[-1])
@@ -123,7 +127,7 @@ def curve_chart(look: Mapping[str, Look], label: str, curves: dict[str, Curve], 
         return inline_svg(figure, prefix, said)
 
 
-def limit_accuracies(axes: Any, curves: Sequence[Curve]) -> None:
+def limit_accuracies(axes: Any, curves: Sequence[TrainingCurve]) -> None:
     """From the lowest accuracy behind the first epochs: the start of a curve says little and takes the most room."""
     late = [min(curve.low[int(EARLY * len(curve.low)) :]) for curve in curves]
     highest = max(max(curve.high) for curve in curves)
@@ -139,7 +143,7 @@ def cost_charts(comparison: Comparison, costs: Sequence[str] = ("latency_ms", "m
     return [chart for name in costs if (chart := cost_chart(comparison, COSTS[name])) is not None]
 
 
-def cost_chart(comparison: Comparison, cost: Cost) -> str | None:
+def cost_chart(comparison: Comparison, cost: CostColumn) -> str | None:
     known = [
         (price, accuracy, model)
         for model in comparison.ranked()

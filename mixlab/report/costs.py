@@ -8,7 +8,7 @@ from mixlab.findings.results import Budget, ModelResult
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostColumn:
     name: str
     label: str
     limit: Callable[[Budget], float | None]
@@ -52,15 +52,15 @@ def show_time(seconds: float) -> str:
 COSTS = {
     cost.name: cost
     for cost in (
-        Cost("latency_ms", "latency", lambda budget: budget.max_ms, lambda model: model.latency_ms, show_ms),
-        Cost("peak_mb", "peak memory", lambda budget: budget.max_mb, lambda model: model.peak_mb, show_mb),
-        Cost(
+        CostColumn("latency_ms", "latency", lambda budget: budget.max_ms, lambda model: model.latency_ms, show_ms),
+        CostColumn("peak_mb", "peak memory", lambda budget: budget.max_mb, lambda model: model.peak_mb, show_mb),
+        CostColumn(
             "params",
             "parameters",
             lambda budget: budget.max_params,
             lambda model: model.params + model.frozen,
             show_count,
         ),
-        Cost("macs", "MACs", lambda budget: budget.max_macs, lambda model: model.macs, show_count),
+        CostColumn("macs", "MACs", lambda budget: budget.max_macs, lambda model: model.macs, show_count),
     )
 }

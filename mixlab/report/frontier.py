@@ -7,7 +7,7 @@ from typing import Any
 
 from mixlab.core.errors import ConfigError, near_misses
 from mixlab.findings.results import Budget, Comparison, ModelResult
-from mixlab.report.costs import COSTS, Cost, short
+from mixlab.report.costs import COSTS, CostColumn, short
 
 ALONE = "Only one model was compared, so there is nothing to choose between."
 CLEAR = 2.0  # a lead of this many standard errors is called clear; one of less than one is a tie
@@ -156,7 +156,7 @@ def within(comparison: Comparison, trained: Sequence[ModelResult], fitting: Sequ
     return f"{len(fitting)} of {len(trained)} models {verb} the budget of {budget}: {names}."
 
 
-def first_place(chosen: ModelResult, fitting: Sequence[ModelResult], cost: Cost) -> str:
+def first_place(chosen: ModelResult, fitting: Sequence[ModelResult], cost: CostColumn) -> str:
     if len(fitting) == 1:
         return ""
     equals = [model for model in fitting if model is not chosen and lead(chosen, model) == 0]
@@ -166,7 +166,7 @@ def first_place(chosen: ModelResult, fitting: Sequence[ModelResult], cost: Cost)
     return f"{chosen.name} has the highest top-1 of these {len(fitting)}."
 
 
-def second_place(chosen: ModelResult, other: ModelResult, comparison: Comparison, cost: Cost) -> str:
+def second_place(chosen: ModelResult, other: ModelResult, comparison: Comparison, cost: CostColumn) -> str:
     difference = lead(chosen, other)
     error = standard_error(chosen, other, comparison.test_images)
     compared = compare_cost(other, chosen, cost)
@@ -181,7 +181,7 @@ def second_place(chosen: ModelResult, other: ModelResult, comparison: Comparison
     return f"{start}, {difference:.2f} points behind: {sure}."
 
 
-def compare_cost(one: ModelResult, other: ModelResult, cost: Cost) -> str:
+def compare_cost(one: ModelResult, other: ModelResult, cost: CostColumn) -> str:
     mine, theirs = cost.of(one), cost.of(other)
     if mine is None or theirs is None:
         return f"{cost.label} not measured"
@@ -191,7 +191,7 @@ def compare_cost(one: ModelResult, other: ModelResult, cost: Cost) -> str:
 # -- costs ---------------------------------------------------------------------------------------
 
 
-def deciding_cost(models: Sequence[ModelResult], budget: Budget) -> Cost:
+def deciding_cost(models: Sequence[ModelResult], budget: Budget) -> CostColumn:
     """What "cheaper" means: the first cost with a limit, else latency, else what is always known."""
     limited = [cost for cost in COSTS.values() if cost.limit(budget) is not None]
     measured = [cost for cost in COSTS.values() if all(cost.of(model) is not None for model in models)]
@@ -199,13 +199,13 @@ def deciding_cost(models: Sequence[ModelResult], budget: Budget) -> Cost:
     return (limited or preferred)[0]
 
 
-def price_list(model: ModelResult, cost: Cost) -> tuple[float | str, ...]:
+def price_list(model: ModelResult, cost: CostColumn) -> tuple[float | str, ...]:
     """For sorting: the deciding cost, then the others that are always known, then the name."""
     price = cost.of(model)
     return (math.inf if price is None else price, model.macs, model.params + model.frozen, model.name)
 
 
-def misses(model: ModelResult, budget: Budget) -> list[tuple[Cost, float | None, float]]:
+def misses(model: ModelResult, budget: Budget) -> list[tuple[CostColumn, float | None, float]]:
     """Each limit that a model does not keep: the cost, its value (None if not measured) and the limit."""
     found = []
     for cost in COSTS.values():

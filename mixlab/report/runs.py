@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from mixlab.report.charts import Curve, curve_chart, looks
+from mixlab.report.charts import TrainingCurve, curve_chart, looks
 from mixlab.report.costs import show_count, show_time
 from mixlab.report.page_table import PageCell, PageRow, PageTable, page_cell
 from mixlab.report.report import Metrics, TrainedRun
@@ -15,7 +15,7 @@ from mixlab.report.table import MISSING
 
 
 @dataclass(frozen=True)
-class Score:
+class RunScore:
     """What a task reports after an epoch; `scale` brings it to percent."""
 
     name: str
@@ -24,27 +24,27 @@ class Score:
 
 
 SCORES = {
-    "classification": (Score("top1", "top-1 %", 1.0), Score("top5", "top-5 %", 1.0)),
+    "classification": (RunScore("top1", "top-1 %", 1.0), RunScore("top5", "top-5 %", 1.0)),
     "segmentation": (
-        Score("mIoU", "mIoU %"),
-        Score("pixel_accuracy", "pixel accuracy %"),
-        Score("mean_accuracy", "mean accuracy %"),
+        RunScore("mIoU", "mIoU %"),
+        RunScore("pixel_accuracy", "pixel accuracy %"),
+        RunScore("mean_accuracy", "mean accuracy %"),
     ),
     "detection": (
-        Score("box_AP", "box AP %"),
-        Score("box_AP50", "box AP50 %"),
-        Score("mask_AP", "mask AP %"),
-        Score("mask_AP50", "mask AP50 %"),
+        RunScore("box_AP", "box AP %"),
+        RunScore("box_AP50", "box AP50 %"),
+        RunScore("mask_AP", "mask AP %"),
+        RunScore("mask_AP50", "mask AP50 %"),
     ),
 }
-LOSSES = (Score("val_loss", "validation loss", 1.0), Score("train_loss", "training loss", 1.0))
+LOSSES = (RunScore("val_loss", "validation loss", 1.0), RunScore("train_loss", "training loss", 1.0))
 
 
-def scores_of(run: TrainedRun) -> tuple[Score, ...]:
+def scores_of(run: TrainedRun) -> tuple[RunScore, ...]:
     return SCORES.get(run.task, ())
 
 
-def value_of(metrics: Metrics | None, score: Score) -> float | None:
+def value_of(metrics: Metrics | None, score: RunScore) -> float | None:
     """None where it was not measured, is not finite, or is the -1 that stands for a class without objects."""
     value = None if metrics is None else metrics.get(score.name)
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
@@ -52,7 +52,7 @@ def value_of(metrics: Metrics | None, score: Score) -> float | None:
     return score.scale * value
 
 
-def score_of(run: TrainedRun, score: Score) -> float | None:
+def score_of(run: TrainedRun, score: RunScore) -> float | None:
     """On the test split, else the last validation."""
     tested = value_of(run.test, score)
     return tested if tested is not None else value_of(run.history[-1] if run.history else None, score)
@@ -142,9 +142,9 @@ def run_charts(runs: Sequence[tuple[str, TrainedRun]], prefix: str) -> list[str]
     return charts
 
 
-def history_curve(run: TrainedRun, score: Score) -> Curve:
+def history_curve(run: TrainedRun, score: RunScore) -> TrainingCurve:
     known: list[tuple[int, Any]] = [
         (int(row["epoch"] or 0), value) for row in run.history if (value := value_of(row, score)) is not None
     ]
     values = [value for _, value in known]
-    return Curve([epoch for epoch, _ in known], values, values, values)
+    return TrainingCurve([epoch for epoch, _ in known], values, values, values)

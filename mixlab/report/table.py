@@ -48,7 +48,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     text: str
     value: float | None
     best: bool
@@ -59,16 +59,16 @@ def columns_of(comparison: Comparison) -> list[Column]:
     return [column for column in COLUMNS if any(column.value(model) is not None for model in comparison.models)]
 
 
-def cells(comparison: Comparison) -> dict[str, list[Cell]]:
+def cells(comparison: Comparison) -> dict[str, list[TableCell]]:
     """A row per model, most accurate first. What shows as the best value is marked, unless there is one model."""
-    rows: dict[str, list[Cell]] = {model.name: [] for model in comparison.ranked()}
+    rows: dict[str, list[TableCell]] = {model.name: [] for model in comparison.ranked()}
     for column in columns_of(comparison):
         known = [value for model in comparison.models if (value := column.value(model)) is not None]
         best = column.best(known)
         for model in comparison.ranked():
             value = column.value(model)
             text = MISSING if value is None else column.show(model, value)
-            rows[model.name].append(Cell(text, value, value == best and len(comparison.models) > 1))
+            rows[model.name].append(TableCell(text, value, value == best and len(comparison.models) > 1))
     return rows
 
 

@@ -18,11 +18,10 @@ from mixlab.models.config import parse_image_size
 from mixlab.models.dense_model import DenseModel
 from mixlab.models.released import is_released
 from mixlab.training.loop import Metrics, Task, Trainer
-from mixlab.training.recipe import Detection as DetectionSizes
-from mixlab.training.recipe import Segmentation as SegmentationWords
+from mixlab.training.recipe import Detection, Segmentation
 from mixlab.training.run import Preparation
-from mixlab.training.tasks.detection import Detection, precision
-from mixlab.training.tasks.segmentation import Segmentation, scores
+from mixlab.training.tasks.detection import DetectionTask, precision
+from mixlab.training.tasks.segmentation import SegmentationTask, scores
 
 
 class DensePreparation(Preparation):
@@ -64,8 +63,8 @@ class SegmentationPreparation(DensePreparation):
     task_name = "segmentation"
 
     @property
-    def words(self) -> SegmentationWords:
-        return self.recipe.segmentation or SegmentationWords()
+    def words(self) -> Segmentation:
+        return self.recipe.segmentation or Segmentation()
 
     def create(self, options: dict[str, Any], weights: str | None) -> Segmenter:
         words = self.words
@@ -92,7 +91,7 @@ class SegmentationPreparation(DensePreparation):
 
     def task(self) -> Task:
         transform = train_mask_transform(self.recipe.augmentation, self.image_size, *self.preprocessing())
-        return Segmentation(
+        return SegmentationTask(
             train=self.loader(self.train_data, transform, training=True, batch=self.micro),
             val=self.val_data,
             processes=self.processes,
@@ -106,8 +105,8 @@ class DetectionPreparation(DensePreparation):
     task_name = "detection"
 
     @property
-    def sizes(self) -> DetectionSizes:
-        return self.recipe.detection or DetectionSizes()
+    def sizes(self) -> Detection:
+        return self.recipe.detection or Detection()
 
     def create(self, options: dict[str, Any], weights: str | None) -> DenseModel:
         if self.recipe.image_size is not None:
@@ -144,7 +143,7 @@ class DetectionPreparation(DensePreparation):
             crop=RandomCrop(sizes.crop) if sizes.crop else None,
             jitter=words.jitter,
         )
-        return Detection(
+        return DetectionTask(
             train=self.loader(self.train_data, transform, training=True, batch=self.micro),
             val=None if self.val_data is None else self.detection_loader(self.val_data),
         )

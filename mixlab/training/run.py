@@ -39,7 +39,7 @@ from mixlab.training.loop import DTYPES, Callback, Metrics, Task, Trainer
 from mixlab.training.model_options import model_options, training_size
 from mixlab.training.optimizer import freeze
 from mixlab.training.recipe import check_train_splits, load_recipe, parse_recipe
-from mixlab.training.tasks.classification import Classification, accuracy
+from mixlab.training.tasks.classification import ClassificationTask, accuracy
 from mixlab.training.watch import Files, ProgressBar, TensorBoard
 
 CONFIG = "config.json"
@@ -267,7 +267,7 @@ class Preparation:
         words, model = self.recipe.augmentation, self.model.config
         transform = train_transform(words, self.image_size, model.preprocessing, model.in_channels)
         mixes = words.mixup > 0 or words.cutmix > 0
-        return Classification(
+        return ClassificationTask(
             train=self.loader(self.train_data, transform, training=True, batch=self.micro),
             val=None if self.val_data is None else self.evaluation_loader(self.val_data),
             mix=BatchMix(words, model.num_classes) if mixes else None,

@@ -15,7 +15,7 @@ from mixlab.core import guards
 from mixlab.core.errors import PrecisionError
 from mixlab.core.installed import Package
 from mixlab.deploy import doctor
-from mixlab.deploy.doctor import Checkup, Fact, Problem, examine
+from mixlab.deploy.doctor import Checkup, Fact, Shortcoming, examine
 
 Examine = Callable[[], object]
 
@@ -24,8 +24,8 @@ def facts(lines: object) -> dict[str, str]:
     return {line.name: line.value for line in lines if isinstance(line, Fact)}  # type: ignore[attr-defined]
 
 
-def problems(lines: object) -> list[Problem]:
-    return [line for line in lines if isinstance(line, Problem)]  # type: ignore[attr-defined]
+def problems(lines: object) -> list[Shortcoming]:
+    return [line for line in lines if isinstance(line, Shortcoming)]  # type: ignore[attr-defined]
 
 
 def test_every_section_has_facts() -> None:
@@ -35,7 +35,10 @@ def test_every_section_has_facts() -> None:
 
 
 def test_what_is_missing_is_no_fault() -> None:
-    missing, slow = Problem("missing", "no compiler", "install one"), Problem("slow", "no kernels", "build them")
+    missing, slow = (
+        Shortcoming("missing", "no compiler", "install one"),
+        Shortcoming("slow", "no kernels", "build them"),
+    )
     assert Checkup({}, (missing,)).is_healthy
     assert not Checkup({}, (missing, slow)).is_healthy
 
@@ -44,7 +47,7 @@ def test_what_is_missing_is_no_fault() -> None:
 def test_the_exit_code_tells_of_faults(
     severity: doctor.Severity, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkup = Checkup({"machine": {"system": "some"}}, (Problem(severity, "what there is", "what to do"),))
+    checkup = Checkup({"machine": {"system": "some"}}, (Shortcoming(severity, "what there is", "what to do"),))
     monkeypatch.setattr(doctor, "examine", lambda: checkup)
     assert main(["doctor"]) == code
     assert f"{severity}: what there is\n    what to do" in capsys.readouterr().out
@@ -57,7 +60,7 @@ def test_the_exit_code_tells_of_faults(
 
 
 def test_faults_come_before_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [Problem("missing", "", ""), Problem("slow", "", ""), Problem("wrong", "", "")]
+    lines = [Shortcoming("missing", "", ""), Shortcoming("slow", "", ""), Shortcoming("wrong", "", "")]
     monkeypatch.setattr(doctor, "SECTIONS", {"all": lambda: iter(lines)})
     assert [problem.severity for problem in examine().problems] == ["wrong", "slow", "missing"]
 
@@ -88,7 +91,9 @@ def test_shorter_vectors_than_the_processor_has_are_slow(monkeypatch: pytest.Mon
     assert (problem.severity, problem.advice) == ("slow", "Unset MIXLAB_NATIVE.")
 
 
-def of_threads(monkeypatch: pytest.MonkeyPatch, *, threads: int, processors: int, quota: int = 1024) -> list[Problem]:
+def of_threads(
+    monkeypatch: pytest.MonkeyPatch, *, threads: int, processors: int, quota: int = 1024
+) -> list[Shortcoming]:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(doctor, "usable_processors", lambda: processors)
     monkeypatch.setattr(doctor, "allowed_processors", lambda: quota)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixlab.core.errors import ConfigError
-from mixlab.metrics.timing import Ratio, Schedule, percentiles, take_turns
+from mixlab.metrics.timing import Ratio, Rounds, percentiles, take_turns
 
 
 class FakeTime:
@@ -31,20 +31,20 @@ class FakeTime:
 def test_every_other_round_goes_backwards_behind_the_warm_up() -> None:
     clock = FakeTime()
     runs = {"a": clock.lasting("a", 1.0), "b": clock.lasting("b", 2.0)}
-    seconds = take_turns(runs, Schedule(seconds=1.0, least=3, most=3, warmup=2), clock=clock)
+    seconds = take_turns(runs, Rounds(seconds=1.0, least=3, most=3, warmup=2), clock=clock)
     assert clock.turns == ["a", "a", "b", "b", "a", "b", "b", "a", "a", "b"]
     assert seconds == {"a": [1.0] * 3, "b": [2.0] * 3}
 
 
 def test_a_single_run_ends_after_its_seconds() -> None:
     clock = FakeTime()
-    seconds = take_turns({"a": clock.lasting("a", 0.5)}, Schedule(seconds=10.0, least=2), clock=clock)
+    seconds = take_turns({"a": clock.lasting("a", 0.5)}, Rounds(seconds=10.0, least=2), clock=clock)
     assert len(seconds["a"]) == 20
 
 
 def test_the_least_number_of_rounds_wins_over_the_seconds() -> None:
     clock = FakeTime()
-    seconds = take_turns({"a": clock.lasting("a", 5.0)}, Schedule(seconds=1.0, least=7), clock=clock)
+    seconds = take_turns({"a": clock.lasting("a", 5.0)}, Rounds(seconds=1.0, least=7), clock=clock)
     assert len(seconds["a"]) == 7
 
 
@@ -52,7 +52,7 @@ def test_a_pair_goes_on_until_its_ratio_is_known() -> None:
     def rounds(*noise: float) -> int:
         clock = FakeTime()
         runs = {"own": clock.lasting("own", 1.0), "peer": clock.lasting("peer", *noise)}
-        return len(take_turns(runs, Schedule(seconds=20.0, least=5, patience=4.0), clock=clock)["own"])
+        return len(take_turns(runs, Rounds(seconds=20.0, least=5, patience=4.0), clock=clock)["own"])
 
     assert rounds(1.0) == 10  # 20 seconds are enough
     assert rounds(0.5, 1.5, 1.0) > 30  # it never settles: until patience ends
@@ -103,4 +103,4 @@ def test_percentiles_are_nearest_ranks_and_unknown_where_runs_are_few() -> None:
 @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"least": 0}, {"warmup": 0}, {"precision": 0}, {"patience": 0.5}])
 def test_a_plan_that_measures_nothing_is_an_error(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="Needed"):
-        Schedule(**wrong)  # type: ignore[arg-type]
+        Rounds(**wrong)  # type: ignore[arg-type]

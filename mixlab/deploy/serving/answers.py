@@ -102,7 +102,7 @@ class SeenObjects(Seen):
 # -- the rest ------------------------------------------------------------------------------------
 
 
-class Timing(BaseModel):
+class Milliseconds(BaseModel):
     """Milliseconds on the server."""
 
     reading: float = Field(description="until the body had arrived")
@@ -115,21 +115,21 @@ class ClassificationAnswer(BaseModel):
     task: Literal["classification"] = "classification"
     model: str
     results: list[SeenClasses] = Field(description="one per image, in the order they were sent")
-    milliseconds: Timing
+    milliseconds: Milliseconds
 
 
 class SegmentationAnswer(BaseModel):
     task: Literal["segmentation"] = "segmentation"
     model: str
     results: list[SeenMask] = Field(description="one per image, in the order they were sent")
-    milliseconds: Timing
+    milliseconds: Milliseconds
 
 
 class DetectionAnswer(BaseModel):
     task: Literal["detection"] = "detection"
     model: str
     results: list[SeenObjects] = Field(description="one per image, in the order they were sent")
-    milliseconds: Timing
+    milliseconds: Milliseconds
 
 
 class Health(BaseModel):

@@ -41,7 +41,7 @@ class Predictor(Protocol):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedImage:
     """An image ready for a classifier, and which part of it the model sees."""
 
     tensor: Tensor  # (C, H, W)
@@ -51,7 +51,7 @@ class Prepared:
     asked: answers.AskedClasses
 
 
-class Classifier:
+class ClassPredictor:
     """Probabilities of classes, as `mixlab predict` computes them."""
 
     task: answers.Task = "classification"
@@ -75,9 +75,9 @@ class Classifier:
             self.image_size, settings.crop, settings.interpolation, settings.crop_mode
         )[0]
 
-    def prepare(self, data: bytes, asked: answers.AskedClasses) -> Prepared:
+    def prepare(self, data: bytes, asked: answers.AskedClasses) -> PreparedImage:
         image = decoded(data)
-        return Prepared(self.transform(image), image.width, image.height, self.seen_part(image), asked)
+        return PreparedImage(self.transform(image), image.width, image.height, self.seen_part(image), asked)
 
     def seen_part(self, image: Image.Image) -> list[float]:
         """Left, top, right, bottom of the centre crop, in the image's pixels."""
@@ -87,7 +87,7 @@ class Classifier:
         right, bottom = left + self.image_size[1], top + self.image_size[0]
         return [left * across, top * down, right * across, bottom * down]
 
-    def run(self, batch: Sequence[Prepared]) -> list[answers.SeenClasses]:
+    def run(self, batch: Sequence[PreparedImage]) -> list[answers.SeenClasses]:
         images = torch.stack([one.tensor for one in batch]).to(next(self.model.parameters()).device)
         with torch.inference_mode():
             chances = self.model(images).softmax(-1).cpu()  # (B, classes)
@@ -107,7 +107,7 @@ class Classifier:
         maps = [grad_cam(backbone, images, targets) for backbone in self.model.backbones]
         return torch.stack(maps).mean(0).detach().cpu()
 
-    def told(self, one: Prepared, chances: Tensor, best: int, shown: Tensor | None) -> answers.SeenClasses:
+    def told(self, one: PreparedImage, chances: Tensor, best: int, shown: Tensor | None) -> answers.SeenClasses:
         values, places = chances.topk(min(one.asked.top, len(chances)))
         cam = None
         if shown is not None:
@@ -141,7 +141,7 @@ class OneByOne:
         raise NotImplementedError
 
 
-class Segmentation(OneByOne):
+class SegmentationPredictor(OneByOne):
     """Shares of classes and a mask, as `mixlab predict` computes them."""
 
     task: answers.Task = "segmentation"
@@ -165,7 +165,7 @@ class Segmentation(OneByOne):
         return answers.SeenMask(width=image.width, height=image.height, classes=classes, mask=png)
 
 
-class Detection(OneByOne):
+class DetectionPredictor(OneByOne):
     """Objects with boxes and masks, as `mixlab predict` finds them."""
 
     task: answers.Task = "detection"
@@ -205,5 +205,5 @@ class Detection(OneByOne):
 
 def predictor_for(model: Model | DenseModel) -> Predictor:
     if isinstance(model, Model):
-        return Classifier(model)
-    return Segmentation(model) if isinstance(model, Segmenter) else Detection(model)
+        return ClassPredictor(model)
+    return SegmentationPredictor(model) if isinstance(model, Segmenter) else DetectionPredictor(model)

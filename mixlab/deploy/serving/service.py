@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mixlab.core.errors import MixlabError, require
-from mixlab.deploy.serving.answers import About, Asked, Timing
+from mixlab.deploy.serving.answers import About, Asked, Milliseconds
 from mixlab.deploy.serving.batching import Batcher, Done
 from mixlab.deploy.serving.images import blank_image, check_image
 from mixlab.deploy.serving.limits import HELD_BODIES, Limits, Overload, Refusal, Room
@@ -98,11 +98,11 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
 
 
-def timing(since: float, read: float, model: float) -> Timing:
+def timing(since: float, read: float, model: float) -> Milliseconds:
     total = time.perf_counter() - since
     reading = read - since
     parts = {"reading": reading, "waiting": max(total - reading - model, 0.0), "model": model, "total": total}
-    return Timing(**{name: round(1000 * seconds, 3) for name, seconds in parts.items()})
+    return Milliseconds(**{name: round(1000 * seconds, 3) for name, seconds in parts.items()})
 
 
 def sound(outcome: Done | BaseException, place: int, count: int) -> Done:

@@ -20,7 +20,7 @@ from mixlab.evals.cost.whole_task import check_whole_task, is_whole_task
 from mixlab.evals.subjects import open_subject
 from mixlab.findings.findings import Cell, Finding, Picture, finding
 from mixlab.findings.svg import need
-from mixlab.metrics.timing import Schedule
+from mixlab.metrics.timing import Rounds
 from mixlab.models.config import parse_image_size
 from mixlab.models.zoo import ensemble_row, list_models, model_config
 
@@ -163,7 +163,7 @@ def bench(
     changes: Mapping[str, Any] | None = None,
     against: str | None = None,
     device: str = "cpu",
-    plan: Schedule | None = None,
+    plan: Rounds | None = None,
     skip: Sequence[str] = (),
     watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
@@ -181,7 +181,7 @@ def bench(
     executions = executions_of(dtypes, training=training, compiled=compiled, layout=layout, optimiser=optimiser)
     cases = cases_of(models, sizes, batches, executions)
     own: dict[str, Any] = {"changes": dict(changes or {}), "against": against, "skip": tuple(skip)}
-    conditions = Conditions(device=choose_device(device, 0), plan=plan or Schedule(), **own)
+    conditions = Conditions(device=choose_device(device, 0), plan=plan or Rounds(), **own)
     with threads_set(threads):
         check_precisions(dtypes, conditions.device)
         for model in models:

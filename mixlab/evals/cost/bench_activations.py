@@ -17,7 +17,7 @@ from mixlab.evals.cost.bench_figures import bars, colours_of
 from mixlab.evals.cost.execution import DTYPES, check_dtype, require_compiler, wait_for
 from mixlab.findings.findings import Finding, Picture, finding
 from mixlab.findings.svg import need
-from mixlab.metrics.timing import Ratio, Run, Schedule, Timing, take_turns
+from mixlab.metrics.timing import Ratio, Rounds, Run, Timing, take_turns
 from mixlab.ops.activations import squared_relu, star_relu, star_relu_reference
 
 aten = torch.ops.aten
@@ -181,7 +181,7 @@ def bench_activations(
     compiled: bool = False,
     device: str = "cpu",
     threads: int | None = None,
-    plan: Schedule | None = None,
+    plan: Rounds | None = None,
     watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
     """All activations, or some of them, in turns. The baseline of the ratios always runs."""
@@ -193,7 +193,7 @@ def bench_activations(
             raise ConfigError(f"Unknown activation {name!r}. {near_misses(name, FORMULAS)}")
     require(dtype in DTYPES and units >= 1, f"a dtype among {', '.join(DTYPES)}, and 1 unit or more; got {dtype!r}.")
     chosen = [name for name in FORMULAS if not names or name in names or name == BASELINE]
-    how, used = {"training": training, "compiled": compiled}, plan or Schedule(seconds=1.0, least=20, patience=2.0)
+    how, used = {"training": training, "compiled": compiled}, plan or Rounds(seconds=1.0, least=20, patience=2.0)
     if dtype == "tf32":
         raise ConfigError("tf32 is of matrix products, and activations have no products of matrices: take float32.")
     chosen_device = choose_device(device, 0)
@@ -220,7 +220,7 @@ def bench_activations(
 
 
 def row_of(
-    name: str, seconds: dict[str, list[float]], reason: str, plan: Schedule, about: dict[str, Any]
+    name: str, seconds: dict[str, list[float]], reason: str, plan: Rounds, about: dict[str, Any]
 ) -> ActivationRow:
     found: dict[str, Any] = {"reason": reason}
     if name in seconds:
@@ -241,7 +241,7 @@ def row_of(
     )
 
 
-def report(rows: Sequence[ActivationRow], plan: Schedule) -> tuple[Finding, dict[str, Any]]:
+def report(rows: Sequence[ActivationRow], plan: Rounds) -> tuple[Finding, dict[str, Any]]:
     ran = [(row.activation, row.runs_per_second, row) for row in rows if row.runs_per_second is not None]
     entries = [(name, speed, f"{speed:,.0f}, FLOPs per unit: {row.flops}") for name, speed, row in ran]
     heading = f"{rows[0].mode}, {rows[0].units:,} units, {rows[0].dtype}"

@@ -18,7 +18,7 @@ from mixlab.evals.cost.whole_task import is_whole_task, whole_task
 from mixlab.evals.subjects import open_subject
 from mixlab.findings.results import describe_machine
 from mixlab.metrics.macs import macs
-from mixlab.metrics.timing import Ratio, Run, Schedule, Timing, percentiles, take_turns
+from mixlab.metrics.timing import Ratio, Rounds, Run, Timing, percentiles, take_turns
 from mixlab.models.backbone import Backbone
 
 SKIPPABLE = ("memory", "compile_time")
@@ -44,7 +44,7 @@ class Conditions:
     changes: Mapping[str, Any] = field(default_factory=dict)
     against: str | None = None
     device: torch.device = torch.device("cpu")
-    plan: Schedule = Schedule()
+    plan: Rounds = Rounds()
     skip: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ def ready(model: nn.Module, in_channels: int | None, case: Case) -> Run:
     return case.execution.runner(prepared, images)
 
 
-def plan_for(case: Case, run: Run, plan: Schedule) -> Schedule:
+def plan_for(case: Case, run: Run, plan: Rounds) -> Rounds:
     """Latency percentiles take more runs than a mean, as long as they do not take too long."""
     if case.batch != 1 or case.execution.training:
         return plan
@@ -188,7 +188,7 @@ def plan_for(case: Case, run: Run, plan: Schedule) -> Schedule:
     run()
     affordable = LATENCY_RUNS * (time.perf_counter() - start) <= LATENCY_TIME * plan.seconds
     least = min(max(plan.least, LATENCY_RUNS), plan.most) if affordable else plan.least
-    return Schedule(**{**asdict(plan), "least": least})
+    return Rounds(**{**asdict(plan), "least": least})
 
 
 def timing_of(seconds: Sequence[float], case: Case) -> dict[str, Any]:

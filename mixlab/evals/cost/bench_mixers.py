@@ -17,7 +17,7 @@ from mixlab.evals.cost.scaling import exponent
 from mixlab.evals.cost.speed import MEBIBYTE
 from mixlab.findings.findings import Finding, Picture, finding
 from mixlab.findings.svg import need
-from mixlab.metrics.timing import Run, Schedule, Timing, take_turns
+from mixlab.metrics.timing import Rounds, Run, Timing, take_turns
 
 LENGTHS = (256, 576, 1024, 2304, 4096, 9216, 16384)
 GLOBAL = ("attention", "mlstm", "rnn2d", "convattention", "hyena_bidirectional", "hyena_pixel")
@@ -25,7 +25,7 @@ SHARE = 0.5  # of the free memory that the estimate for one mixer may take
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditions:
+class MixerConditions:
     """What all mixers have in common. `limit_seconds`: of one run, as the length before foretells it."""
 
     lengths: tuple[int, ...] = LENGTHS
@@ -33,7 +33,7 @@ class Conditions:
     batch: int = 1
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
-    plan: Schedule = Schedule(seconds=2.0, least=5)
+    plan: Rounds = Rounds(seconds=2.0, least=5)
     limit_seconds: float = 60.0
     free_bytes: Callable[[], int | None] = lambda: None
 
@@ -66,7 +66,7 @@ class MixerRow:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class MixerScaling:
     """Exponents over the upper half of the lengths. `logarithmic`: the share of the MACs that has a factor log N, at
     the longest length; `fourier` is the exponent of that part, which is above 1 by about 1 / ln N.
     """
@@ -85,7 +85,7 @@ class Scaling:
 # -- one mixer -----------------------------------------------------------------------------------
 
 
-def measure_mixer(entry: Entry, conditions: Conditions) -> list[MixerRow]:
+def measure_mixer(entry: Entry, conditions: MixerConditions) -> list[MixerRow]:
     """A row per length. All lengths take turns, so that a busy moment of the machine does not bend the curve."""
     rows, runs = {}, {}
     before: tuple[int, float] | None = None  # MACs and seconds of the length before
@@ -105,7 +105,7 @@ def measure_mixer(entry: Entry, conditions: Conditions) -> list[MixerRow]:
     return [with_timing(row, timed.get(str(length)), conditions.plan) for length, row in rows.items()]
 
 
-def start_row(entry: Entry, length: int, conditions: Conditions) -> MixerRow:
+def start_row(entry: Entry, length: int, conditions: MixerConditions) -> MixerRow:
     grid = grid_of(length)
     row = MixerRow(
         mixer=label_of(entry),
@@ -126,7 +126,7 @@ def start_row(entry: Entry, length: int, conditions: Conditions) -> MixerRow:
     return replace(row, macs=macs, fourier_macs=fourier)
 
 
-def guard(row: MixerRow, entry: Entry, conditions: Conditions, before: tuple[int, float] | None) -> MixerRow:
+def guard(row: MixerRow, entry: Entry, conditions: MixerConditions, before: tuple[int, float] | None) -> MixerRow:
     """The row with its estimate, and with a reason if it should not be run."""
     estimate = estimate_bytes(entry, row.length, conditions.dim, conditions.batch)
     row = replace(row, estimate_mb=estimate / MEBIBYTE)
@@ -141,7 +141,7 @@ def guard(row: MixerRow, entry: Entry, conditions: Conditions, before: tuple[int
     return row
 
 
-def ready(entry: Entry, length: int, conditions: Conditions) -> Run:
+def ready(entry: Entry, length: int, conditions: MixerConditions) -> Run:
     """One forward pass on the device, which ends when the device is done."""
     dtype, device = DTYPES[conditions.dtype], conditions.device
     with torch.random.fork_rng(devices=[]):
@@ -163,7 +163,7 @@ def seconds_of(run: Run) -> float:
     return time.perf_counter() - start
 
 
-def with_timing(row: MixerRow, seconds: Sequence[float] | None, plan: Schedule) -> MixerRow:
+def with_timing(row: MixerRow, seconds: Sequence[float] | None, plan: Rounds) -> MixerRow:
     if seconds is None:
         return row
     timing = Timing.of(seconds)
@@ -184,7 +184,7 @@ def bench_mixers(
     dtype: str = "float32",
     device: str = "cpu",
     threads: int | None = None,
-    plan: Schedule | None = None,
+    plan: Rounds | None = None,
     limit_seconds: float = 60.0,
     watch: Watch | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
@@ -205,14 +205,14 @@ def bench_mixers(
         grid_of(length)
     chosen = choose_device(device, 0)
     check_dtype(dtype, chosen)
-    conditions = Conditions(
+    conditions = MixerConditions(
         lengths=tuple(lengths),
         dim=dim,
         batch=batch,
         dtype=dtype,
         device=chosen,
         limit_seconds=limit_seconds,
-        plan=plan or Conditions.plan,
+        plan=plan or MixerConditions.plan,
         free_bytes=lambda: free_bytes(chosen),
     )
     with threads_set(threads), products_of(dtype, chosen):
@@ -229,7 +229,7 @@ def bench_mixers(
 # -- what was found ------------------------------------------------------------------------------
 
 
-def scalings(rows: Sequence[MixerRow]) -> list[Scaling]:
+def scalings(rows: Sequence[MixerRow]) -> list[MixerScaling]:
     """One per mixer."""
     found = []
     for mixer in dict.fromkeys(row.mixer for row in rows):
@@ -239,11 +239,13 @@ def scalings(rows: Sequence[MixerRow]) -> list[Scaling]:
         )
         longest = max((row for row in own if row.macs), key=lambda row: row.length, default=None)
         share = (longest.fourier_macs or 0) / longest.macs if longest is not None and longest.macs else 0.0
-        found.append(Scaling(mixer, seconds, macs, fourier, share))
+        found.append(MixerScaling(mixer, seconds, macs, fourier, share))
     return found
 
 
-def report(rows: Sequence[MixerRow], conditions: Conditions, *, interrupted: bool) -> tuple[Finding, dict[str, Any]]:
+def report(
+    rows: Sequence[MixerRow], conditions: MixerConditions, *, interrupted: bool
+) -> tuple[Finding, dict[str, Any]]:
     scaling = scalings(rows)
     panels = {
         "Forward time, ms": curves(rows, scaling, "best_ms", "time"),
@@ -264,7 +266,7 @@ def report(rows: Sequence[MixerRow], conditions: Conditions, *, interrupted: boo
     return found, figures
 
 
-def curves(rows: Sequence[MixerRow], scaling: Sequence[Scaling], value: str, kind: str) -> list[Curve]:
+def curves(rows: Sequence[MixerRow], scaling: Sequence[MixerScaling], value: str, kind: str) -> list[Curve]:
     found = []
     for one in scaling:
         points = [(row.length, getattr(row, value)) for row in rows if row.mixer == one.mixer and getattr(row, value)]

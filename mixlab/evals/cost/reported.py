@@ -26,7 +26,7 @@ Speeds = Mapping[tuple[str, int], float]  # images per second of a model at a si
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ReportedPoint:
     """A row of a paper's table with an accuracy, and what the model costs at the row's image size."""
 
     model: str
@@ -50,7 +50,7 @@ def reported_of(name: str) -> tuple[Reported, ...]:
     return (ensemble_row(name) or model_config(name)).reported
 
 
-def points_of(pattern: str = "*") -> list[Point]:
+def points_of(pattern: str = "*") -> list[ReportedPoint]:
     """Of all models that match, each row of their papers that has an accuracy; the costs are counted here."""
     names = list_models(pattern)
     if not names:
@@ -65,12 +65,12 @@ def points_of(pattern: str = "*") -> list[Point]:
     return [point_of(name, row, costs[name, row.image_size]) for name, row in rows]
 
 
-def point_of(name: str, row: Reported, costs: tuple[int, int]) -> Point:
+def point_of(name: str, row: Reported, costs: tuple[int, int]) -> ReportedPoint:
     assert row.top1 is not None
     family, changed = family_of(name)
     params, macs = costs
     about = {"image_size": row.image_size, "pretraining": row.pretraining, "top1": row.top1}
-    return Point(model=name, family=family, changed=changed, params=params, macs=macs, **about)  # type: ignore[arg-type]
+    return ReportedPoint(model=name, family=family, changed=changed, params=params, macs=macs, **about)  # type: ignore[arg-type]
 
 
 def costs_of(name: str, side: int) -> tuple[int, int]:
@@ -88,7 +88,7 @@ def costs_of(name: str, side: int) -> tuple[int, int]:
 
 
 def measure_speeds(
-    points: Sequence[Point],
+    points: Sequence[ReportedPoint],
     *,
     batch: int = 1,
     seconds: float = 1.0,
@@ -114,11 +114,11 @@ def measure_speeds(
     return found
 
 
-def with_speeds(points: Sequence[Point], speeds: Speeds) -> list[Point]:
+def with_speeds(points: Sequence[ReportedPoint], speeds: Speeds) -> list[ReportedPoint]:
     return [replace(point, images_per_second=speeds.get((point.model, point.image_size))) for point in points]
 
 
-def read_speeds(path: str | PathLike[str], points: Sequence[Point]) -> dict[tuple[str, int], float]:
+def read_speeds(path: str | PathLike[str], points: Sequence[ReportedPoint]) -> dict[tuple[str, int], float]:
     """What a bench.json says about the models and sizes shown: inference in float32 or TF32, the best batch."""
     found: Finding = read_finding(path)
     if found.kind != "bench":

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from mixlab.evals.cost.bench_figures import COLOURS, MARKERS, plain_style, tidy
-from mixlab.evals.cost.reported import Point
+from mixlab.evals.cost.reported import ReportedPoint
 from mixlab.findings.findings import figure, legend_below
 from mixlab.findings.svg import need
 
@@ -24,26 +24,26 @@ LEGEND_ROW = 0.19  # inches
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostAxis:
     """What one panel has along its x axis."""
 
     name: str
     label: str
-    of: Callable[[Point], float | None]
+    of: Callable[[ReportedPoint], float | None]
 
 
-PARAMS = Cost("params", "parameters, millions", lambda point: point.params / 1e6)
-MACS = Cost("macs", "multiply-accumulates, billions", lambda point: point.macs / 1e9)
-SPEED = Cost("images_per_second", "images/s", attrgetter("images_per_second"))
+PARAMS = CostAxis("params", "parameters, millions", lambda point: point.params / 1e6)
+MACS = CostAxis("macs", "multiply-accumulates, billions", lambda point: point.macs / 1e9)
+SPEED = CostAxis("images_per_second", "images/s", attrgetter("images_per_second"))
 
 
-def costs_shown(points: Sequence[Point]) -> list[Cost]:
+def costs_shown(points: Sequence[ReportedPoint]) -> list[CostAxis]:
     """Throughput has a panel if some model has one."""
     measured = any(point.images_per_second is not None for point in points)
     return [PARAMS, MACS, SPEED] if measured else [PARAMS, MACS]
 
 
-def looks_of(points: Sequence[Point]) -> dict[str, tuple[str, str]]:
+def looks_of(points: Sequence[ReportedPoint]) -> dict[str, tuple[str, str]]:
     """Color and marker of each family: those with the most marks get colors of their own."""
     marks = collections.Counter(point.family for point in points)
     count = len(COLORS)
@@ -54,7 +54,7 @@ def looks_of(points: Sequence[Point]) -> dict[str, tuple[str, str]]:
     return {family: looks[family] for family in sorted(looks)}
 
 
-def draw_reported(points: Sequence[Point], *, speed_label: str = SPEED.label) -> Any:
+def draw_reported(points: Sequence[ReportedPoint], *, speed_label: str = SPEED.label) -> Any:
     """Top-1 against each cost. Hollow marks were pretrained on a larger dataset; dashed lines are of unusual sizes."""
     looks, costs = looks_of(points), costs_shown(points)
     columns = LEGEND_COLUMNS * len(costs)
@@ -74,21 +74,21 @@ def draw_reported(points: Sequence[Point], *, speed_label: str = SPEED.label) ->
         return drawn
 
 
-def lines_of(points: Sequence[Point]) -> list[list[Point]]:
+def lines_of(points: Sequence[ReportedPoint]) -> list[list[ReportedPoint]]:
     """Models of one family, image size and pretraining, the smallest first; an ablation stands alone."""
 
-    def group(point: Point) -> tuple[str, int, str, str]:
+    def group(point: ReportedPoint) -> tuple[str, int, str, str]:
         return point.family, point.image_size, point.pretraining or "", point.model if point.changed else ""
 
     ordered = sorted(points, key=lambda point: (group(point), point.params))
     return [list(line) for _, line in itertools.groupby(ordered, group)]
 
 
-def places_of(line: Sequence[Point], cost: Cost) -> list[tuple[float, float]]:
+def places_of(line: Sequence[ReportedPoint], cost: CostAxis) -> list[tuple[float, float]]:
     return [(price, point.top1) for point in line if (price := cost.of(point)) is not None]
 
 
-def draw_line(axes: Any, line: Sequence[Point], cost: Cost, color: str, marker: str) -> None:
+def draw_line(axes: Any, line: Sequence[ReportedPoint], cost: CostAxis, color: str, marker: str) -> None:
     """One line through the models whose cost is known."""
     places = places_of(line, cost)
     face, dashes = "white" if line[0].pretraining else color, "-" if line[0].image_size == USUAL_SIDE else "--"
@@ -97,7 +97,9 @@ def draw_line(axes: Any, line: Sequence[Point], cost: Cost, color: str, marker: 
         axes.plot(*zip(*places, strict=True), **look, **MARK)
 
 
-def write_sizes(axes: Any, points: Sequence[Point], cost: Cost, looks: Mapping[str, tuple[str, str]]) -> None:
+def write_sizes(
+    axes: Any, points: Sequence[ReportedPoint], cost: CostAxis, looks: Mapping[str, tuple[str, str]]
+) -> None:
     """The image size of each unusual line beside its last mark, where it covers the fewest marks and other sizes."""
     lines = [(line, places) for line in lines_of(points) if (places := places_of(line, cost))]
     marks = [on_paper(axes, place) for _, places in lines for place in places]
@@ -137,7 +139,7 @@ def finish(axes: Any, label: str) -> None:
     tidy(axes, label)
 
 
-def handles_of(points: Sequence[Point], looks: Mapping[str, tuple[str, str]]) -> list[Any]:
+def handles_of(points: Sequence[ReportedPoint], looks: Mapping[str, tuple[str, str]]) -> list[Any]:
     """The families, and what hollow marks and dashed lines mean if there are any."""
     line = need("matplotlib.lines").Line2D
     handles = [line([], [], color=color, marker=marker, label=name, **MARK) for name, (color, marker) in looks.items()]

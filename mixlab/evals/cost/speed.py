@@ -27,7 +27,7 @@ from torch import nn
 from mixlab.core.errors import ConfigError, MixlabError, require
 from mixlab.evals.cost.execution import Execution, random_images, step, wait_for
 from mixlab.evals.cost.whole_task import is_whole_task, whole_task
-from mixlab.metrics.timing import Schedule, Timing, take_turns
+from mixlab.metrics.timing import Rounds, Timing, take_turns
 from mixlab.metrics.timing import alternate as alternate  # where release 0.1 had it
 from mixlab.models.config import MIN_SIDE, parse_image_size
 from mixlab.models.zoo import create_model, ensemble_row, list_models
@@ -95,9 +95,9 @@ def measure_speed(
         steps(1)  # the first one also allocates
         count = 1
         for _ in range(2):
-            trial = take_turns({"model": partial(steps, count)}, Schedule.rounds(1))["model"][0]
+            trial = take_turns({"model": partial(steps, count)}, Rounds.exactly(1))["model"][0]
             count = max(1, round(count * seconds / rounds / trial))
-        timed = take_turns({"model": partial(steps, count)}, Schedule.rounds(rounds))["model"]
+        timed = take_turns({"model": partial(steps, count)}, Rounds.exactly(rounds))["model"]
         timing = Timing.of([elapsed / count for elapsed in timed])
     threads = torch.get_num_threads()
     return Speed(batch / timing.best, timing, batch, (height, width), training, threads, device.type)

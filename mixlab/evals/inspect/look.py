@@ -30,7 +30,7 @@ MANY = 31  # feature maps of a single place
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SeenImage:
     """One image file on its way through the model."""
 
     path: str
@@ -147,13 +147,13 @@ def class_name(source: Subject, number: int) -> str:
 
 
 @torch.no_grad()
-def look_once(source: Subject, path: str, target: int | None) -> Seen:
+def look_once(source: Subject, path: str, target: int | None) -> SeenImage:
     pixels = source.transform()(decode(image_paths([path])[0]))[None]
     pixels = pixels.to(next(source.model.parameters()).device)
     require(source.num_classes > 0, f"a model with a classifier; {source.name!r} has none.")
     chance, said = source.model(pixels).softmax(-1)[0].max(0)
     picture = unnormalised(source, pixels)
-    return Seen(path, pixels, picture, int(said), float(chance), int(said) if target is None else target)
+    return SeenImage(path, pixels, picture, int(said), float(chance), int(said) if target is None else target)
 
 
 def unnormalised(source: Subject, pixels: Tensor) -> Array:
@@ -170,7 +170,7 @@ def unnormalised(source: Subject, pixels: Tensor) -> Array:
 # -- the sheets ----------------------------------------------------------------------------------
 
 
-def saliency_row(source: Subject, seen: Seen, request: Request) -> tuple[list[Panel], float | None]:
+def saliency_row(source: Subject, seen: SeenImage, request: Request) -> tuple[list[Panel], float | None]:
     """The image, Grad-CAM and integrated gradients, and how far the latter miss the score."""
     row, gap = [Panel(seen.path.rpartition("/")[2], seen.picture, "image")], None
     name = class_name(source, seen.target)
@@ -186,13 +186,13 @@ def saliency_row(source: Subject, seen: Seen, request: Request) -> tuple[list[Pa
 
 
 @torch.no_grad()
-def completeness_gap(source: Subject, seen: Seen, found: Tensor) -> float:
+def completeness_gap(source: Subject, seen: SeenImage, found: Tensor) -> float:
     """The sum of the attributions minus what it should be, the score minus that of the baseline."""
     scores = source.model(torch.cat([seen.pixels, black(source, seen.pixels)]))[:, seen.target]
     return float(found.sum() - (scores[0] - scores[1]))
 
 
-def attention_sheet(source: Subject, seen: Seen, request: Request) -> list[list[Panel]]:
+def attention_sheet(source: Subject, seen: SeenImage, request: Request) -> list[list[Panel]]:
     """The mean over heads of every block, or every head of one."""
     blocks = None if request.block is None else [request.block]
     bare = all(grid.prefix == 0 for grid in backbone_of(source, "attention").reference_grids)
@@ -210,7 +210,7 @@ def attention_sheet(source: Subject, seen: Seen, request: Request) -> list[list[
     return wrapped(panels, COLUMNS)
 
 
-def gate_sheet(source: Subject, seen: Seen, request: Request) -> list[list[Panel]]:
+def gate_sheet(source: Subject, seen: SeenImage, request: Request) -> list[list[Panel]]:
     """A row for each block with its direction: the gates and the decay, as means over heads or head by head."""
     blocks = None if request.block is None else [request.block]
     ways, rows = directions(source), []
@@ -235,7 +235,7 @@ def side_by_side(rows: list[list[Panel]]) -> list[list[Panel]]:
     return [rows[index] + (rows[index + 1] if index + 1 < len(rows) else []) for index in range(0, len(rows), 2)]
 
 
-def feature_sheet(source: Subject, seen: Seen, request: Request) -> list[list[Panel]]:
+def feature_sheet(source: Subject, seen: SeenImage, request: Request) -> list[list[Panel]]:
     """The first channels of a place, or a few of every stage."""
     if request.block is not None:
         maps = feature_maps(source, seen.pixels, request.block)[0, :MANY].cpu().float()
@@ -264,7 +264,7 @@ def spread(values: Tensor) -> str:
     return f"{float(values.min()):.2g} to {float(values.max()):.2g}"
 
 
-SHEETS: dict[str, Callable[[Subject, Seen, Request], list[list[Panel]]]] = {
+SHEETS: dict[str, Callable[[Subject, SeenImage, Request], list[list[Panel]]]] = {
     "attention": attention_sheet,
     "gates": gate_sheet,
     "features": feature_sheet,

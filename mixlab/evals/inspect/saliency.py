@@ -103,7 +103,7 @@ def at_most_one(maps: Tensor) -> Tensor:
 # -- the layer -----------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class SaliencyLayer(NamedTuple):
     """A module, what makes an NCHW map of its output, and what puts such a map back into the output."""
 
     layer: nn.Module
@@ -111,11 +111,11 @@ class Place(NamedTuple):
     put_back: Callable[[Tensor, Tensor], Tensor]
 
 
-def place_of(model: nn.Module, images: Tensor, classes: Tensor) -> Place:
+def place_of(model: nn.Module, images: Tensor, classes: Tensor) -> SaliencyLayer:
     if isinstance(model, Backbone):
         layer, to_map = model.class_activation
         height, width = images.shape[2], images.shape[3]
-        return Place(layer, lambda output: to_map(output, (height, width)), into_tokens)
+        return SaliencyLayer(layer, lambda output: to_map(output, (height, width)), into_tokens)
     return timm_place(model, images, classes)
 
 
@@ -127,7 +127,7 @@ def into_tokens(image_map: Tensor, output: Tensor) -> Tensor:
 
 
 @contextmanager
-def tapped(place: Place) -> Iterator[nn.Module]:
+def tapped(place: SaliencyLayer) -> Iterator[nn.Module]:
     """A module that the map of a place goes through, for captum to listen to.
 
     Other threads that use the model meanwhile do not notice.
@@ -146,7 +146,7 @@ def tapped(place: Place) -> Iterator[nn.Module]:
         handle.remove()
 
 
-def timm_place(model: nn.Module, images: Tensor, classes: Tensor) -> Place:
+def timm_place(model: nn.Module, images: Tensor, classes: Tensor) -> SaliencyLayer:
     """The last stage whose map the score depends on: behind the last mixing a class token alone may be read.
 
     Where it depends on none (a fresh classifier of zeros), the last stage.
@@ -172,15 +172,15 @@ def timm_place(model: nn.Module, images: Tensor, classes: Tensor) -> Place:
     return last
 
 
-def shape_of(layer: nn.Module, output: Any, image_map: Tensor) -> Place | None:
+def shape_of(layer: nn.Module, output: Any, image_map: Tensor) -> SaliencyLayer | None:
     """How a stage's output holds its map: as NCHW, as NHWC or as tokens. None where it does not."""
     height, width = image_map.shape[2:]
     if not isinstance(output, Tensor):
         return None
     shapes = [
-        Place(layer, lambda out: out, lambda image, out: image),
-        Place(layer, lambda out: out.permute(0, 3, 1, 2), lambda image, out: image.permute(0, 2, 3, 1)),
-        Place(
+        SaliencyLayer(layer, lambda out: out, lambda image, out: image),
+        SaliencyLayer(layer, lambda out: out.permute(0, 3, 1, 2), lambda image, out: image.permute(0, 2, 3, 1)),
+        SaliencyLayer(
             layer,
             lambda out: out[:, out.shape[1] - height * width :].unflatten(1, (height, width)).permute(0, 3, 1, 2),
             into_tokens,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from mixlab.core.errors import DataError, MixlabError, require
 from mixlab.data.base import ImageData
-from mixlab.data.loader import Batch, Loaded, Loader, Plan, Samples, options
+from mixlab.data.loader import Batch, LoadedSamples, Loader, Samples, SamplingPlan, options
 from mixlab.data.open import AnyData
 from mixlab.data.transforms import ToMode, ToTensor, evaluation_steps, mode_for
 from mixlab.evals.quality.attacks import Attack, PixelModel
@@ -94,8 +94,8 @@ class PickedLoader(Loader):
         total = len(self.picked)
         return [(first, min(first + self.batch_size, total)) for first in range(0, total, self.batch_size)]
 
-    def indexed(self, data: Any, epoch: int, start: int) -> Iterable[Loaded]:
-        plan = Plan(self.picked, 1, self.spans()[start:])
+    def indexed(self, data: Any, epoch: int, start: int) -> Iterable[LoadedSamples]:
+        plan = SamplingPlan(self.picked, 1, self.spans()[start:])
         samples = Samples(data, self.transform, seed=self.seed, epoch=epoch, train=False)
         return DataLoader(samples, batch_sampler=plan, **options(min(self.workers, len(plan))))
 

@@ -44,7 +44,7 @@ Watch = Callable[[int, int], None]  # images more, of how many in all
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ResolutionRow:
     """A model at a size; its own is the one that it was trained at. `reason` says why there is no number."""
 
     size: tuple[int, int]
@@ -122,7 +122,7 @@ def resolution(
     return tell(subjects, found, settings), {"resolution": curves(short_names(subjects), found)}
 
 
-def tell(subjects: Sequence[Subject], found: Sequence[Sequence[Row]], settings: dict[str, Any]) -> Finding:
+def tell(subjects: Sequence[Subject], found: Sequence[Sequence[ResolutionRow]], settings: dict[str, Any]) -> Finding:
     caption = "Accuracy and cost at sizes that the models were not trained at, without fine-tuning."
     models = {"models": [one.name for one in subjects], "trained": [one.trained for one in subjects]}
     return finding(
@@ -142,21 +142,23 @@ def sizes_of(subject: Subject, wanted: Wanted) -> list[tuple[int, int]]:
 # -- one model -----------------------------------------------------------------------------------
 
 
-def rows_of(subject: Subject, model: Source, wanted: Wanted, watch: Callable[[int], None] | None) -> list[Row]:
+def rows_of(
+    subject: Subject, model: Source, wanted: Wanted, watch: Callable[[int], None] | None
+) -> list[ResolutionRow]:
     rows = [row_of(subject, model, size, wanted, watch) for size in sizes_of(subject, wanted)]
     at_home = next(row.top1 for row in rows if row.own_size)
     return [with_relative(row, at_home) for row in rows]
 
 
-def with_relative(row: Row, at_home: float | None) -> Row:
+def with_relative(row: ResolutionRow, at_home: float | None) -> ResolutionRow:
     if row.top1 is None or not at_home:
         return row
-    return Row(**{**asdict(row), "relative": row.top1 / at_home})
+    return ResolutionRow(**{**asdict(row), "relative": row.top1 / at_home})
 
 
 def row_of(
     subject: Subject, model: Source, size: tuple[int, int], wanted: Wanted, watch: Callable[[int], None] | None
-) -> Row:
+) -> ResolutionRow:
     about: dict[str, Any] = {"size": size, "own_size": size == subject.image_size}
     about["padded"] = is_padded(subject, size)
     try:
@@ -173,7 +175,7 @@ def row_of(
         if not isinstance(error, MixlabError) and not is_out_of_memory(error):
             raise
         about["reason"] = str(error) if isinstance(error, MixlabError) else "memory ran out"
-    return Row(**about)
+    return ResolutionRow(**about)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -242,7 +244,7 @@ def size_text(size: Sequence[int]) -> str:
     return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
-def table_of(names: Sequence[str], found: Sequence[Sequence[Row]]) -> list[list[Cell]]:
+def table_of(names: Sequence[str], found: Sequence[Sequence[ResolutionRow]]) -> list[list[Cell]]:
     return [
         [name, size_text(row.size), *(getattr(row, field) for field in SHOWN)]
         for name, rows in zip(names, found, strict=True)
@@ -250,7 +252,7 @@ def table_of(names: Sequence[str], found: Sequence[Sequence[Row]]) -> list[list[
     ]
 
 
-def curves(names: Sequence[str], found: Sequence[Sequence[Row]]) -> Any:
+def curves(names: Sequence[str], found: Sequence[Sequence[ResolutionRow]]) -> Any:
     """A panel for each number that was measured; a model's own size is filled, a padded one is crossed out."""
     panels = [name for name in PANELS if any(getattr(row, name) is not None for rows in found for row in rows)] or [
         "top1"

@@ -15,7 +15,7 @@ CROPS = tuple(crop / 100 for crop in range(80, 101, 5))
 
 
 @dataclass
-class Classification:
+class ClassificationTask:
     """Cross-entropy against labels that mixup, CutMix and smoothing may spread over classes."""
 
     train: Loader

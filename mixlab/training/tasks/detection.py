@@ -13,7 +13,7 @@ from mixlab.training.tasks.segmentation import total
 
 
 @dataclass
-class Detection:
+class DetectionTask:
     """Validation takes detections back to pixels of the original images."""
 
     train: Loader

@@ -14,7 +14,7 @@ from mixlab.dense.segmenter import Segmenter
 
 
 @dataclass
-class Segmentation:
+class SegmentationTask:
     """Validation compares whole images at their original size; `inference` are words of `evaluate_segmentation`."""
 
     train: Loader

@@ -16,12 +16,12 @@ from mixlab.evals.cost.execution import Execution
 from mixlab.evals.cost.whole_task import whole_task
 from mixlab.evals.subjects import Subject, open_subject
 from mixlab.findings.findings import read_finding, write_finding
-from mixlab.metrics.timing import Schedule
+from mixlab.metrics.timing import Rounds
 from mixlab.models.backbone import Backbone
 from mixlab.models.weights import save_weights
 from mixlab.models.zoo import create_model
 
-QUICK = Schedule(seconds=0.01, least=2, most=2, warmup=1, patience=1.0)
+QUICK = Rounds(seconds=0.01, least=2, most=2, warmup=1, patience=1.0)
 RECORDED = ("machine", "threads", "dtype", "layout", "compiled", "warmup", "repeats", "spread", "device")
 
 
@@ -66,7 +66,7 @@ def test_a_training_step_tells_the_hours_of_ten_epochs_of_imagenet() -> None:
 def test_a_peer_takes_turns_and_gives_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def fake(runs: dict[str, object], plan: Schedule) -> dict[str, list[float]]:
+    def fake(runs: dict[str, object], plan: Rounds) -> dict[str, list[float]]:
         seen.append(list(runs))
         return {"own": [1.0, 2.0, 4.0], "peer": [2.0, 4.0, 8.0]}
 
@@ -307,7 +307,7 @@ def test_products_are_tf32_only_in_rows_that_say_so(dtype: str, allowed: bool, m
     seen: list[tuple[bool, bool]] = []
     on_cpu = open_subject("caformer_pico", image_size=32).model
 
-    def measure(runs: dict[str, object], plan: Schedule) -> dict[str, list[float]]:
+    def measure(runs: dict[str, object], plan: Rounds) -> dict[str, list[float]]:
         seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
         return {"own": [1.0]}
 

@@ -12,9 +12,9 @@ from mixlab.evals.cost.bench_activations import (
     flops_per_unit,
     gelu_equation_9,
 )
-from mixlab.metrics.timing import Run, Schedule
+from mixlab.metrics.timing import Rounds, Run
 
-QUICK = Schedule(seconds=0.01, least=2, most=2, warmup=1)
+QUICK = Rounds(seconds=0.01, least=2, most=2, warmup=1)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_activations_run_on_the_device_and_wait_once_for_many_calls(monkeypatch:
         devices.extend(tensor.device.type for tensor in (x, scale, bias))
         return torch.relu(x)
 
-    def once(runs: dict[str, Run], plan: Schedule) -> dict[str, list[float]]:
+    def once(runs: dict[str, Run], plan: Rounds) -> dict[str, list[float]]:
         waited.clear()
         devices.clear()
         runs["ReLU"]()

@@ -6,14 +6,14 @@ import torch
 from mixlab.core.errors import ConfigError, PrecisionError, TrainingError
 from mixlab.core.grid import Grid
 from mixlab.evals.cost import bench_mixers as module
-from mixlab.evals.cost.bench_mixers import Conditions, bench_mixers, guard, measure_mixer, scalings, start_row
+from mixlab.evals.cost.bench_mixers import MixerConditions, bench_mixers, guard, measure_mixer, scalings, start_row
 from mixlab.evals.cost.mixer_alone import Alone, count_mixer, estimate_bytes, grid_of, label_of, parse_mixer
 from mixlab.evals.cost.scaling import exponent
 from mixlab.evals.cost.shadow_memory import PeakCounter
-from mixlab.metrics.timing import Schedule
+from mixlab.metrics.timing import Rounds
 from mixlab.models.mixers import MIXERS
 
-QUICK = Schedule(seconds=0.01, least=2, most=2, warmup=1)
+QUICK = Rounds(seconds=0.01, least=2, most=2, warmup=1)
 LENGTHS = (1024, 4096, 16384, 65536)
 
 
@@ -85,7 +85,7 @@ def test_the_peak_counts_what_lives_at_the_same_time() -> None:
 
 def test_attention_of_many_tokens_is_not_run_where_it_may_not_fit() -> None:
     gigabytes = 2**30
-    conditions = Conditions(lengths=(64, 65536), plan=QUICK, free_bytes=lambda: 24 * gigabytes)
+    conditions = MixerConditions(lengths=(64, 65536), plan=QUICK, free_bytes=lambda: 24 * gigabytes)
     assert estimate_bytes("attention", 65536, 64, 1) > 65536**2 * 4
     small, large = measure_mixer("attention", conditions)
     assert small.best_ms is not None
@@ -95,7 +95,7 @@ def test_attention_of_many_tokens_is_not_run_where_it_may_not_fit() -> None:
 
 
 def test_a_run_that_will_take_too_long_is_not_run() -> None:
-    conditions = Conditions(limit_seconds=10.0)
+    conditions = MixerConditions(limit_seconds=10.0)
     row = start_row("attention", 4096, conditions)
     macs = row.macs or 0
     assert guard(row, "attention", conditions, (macs // 4, 2.0)).reason == ""
@@ -104,13 +104,13 @@ def test_a_run_that_will_take_too_long_is_not_run() -> None:
 
 
 def test_a_mixer_that_refuses_a_length_says_why() -> None:
-    rows = measure_mixer("random", Conditions(lengths=(64, 16384), plan=QUICK))
+    rows = measure_mixer("random", MixerConditions(lengths=(64, 16384), plan=QUICK))
     assert rows[0].best_ms is not None
     assert "limit is 4096 tokens" in rows[1].reason
 
 
 def test_exponents_are_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = start_row("hyena_pixel", 64, Conditions())
+    row = start_row("hyena_pixel", 64, MixerConditions())
     rows = [replace(row, length=size, best_ms=size**1.5, macs=size**2, fourier_macs=size) for size in (64, 256, 1024)]
     (found,) = scalings(rows)
     assert [found.time, found.macs, found.fourier] == pytest.approx([1.5, 2.0, 1.0])
@@ -130,7 +130,7 @@ def test_all_mixers_make_one_finding() -> None:
 
 
 def test_ctrl_c_keeps_the_mixers_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(entry: object, conditions: Conditions) -> list[object]:
+    def measure(entry: object, conditions: MixerConditions) -> list[object]:
         if entry == "sepconv":
             raise KeyboardInterrupt
         return real(entry, conditions)  # type: ignore[arg-type, return-value]
@@ -162,7 +162,7 @@ def test_mixers_run_on_the_device_and_wait_for_it_after_every_run(monkeypatch: p
 
     monkeypatch.setattr(Alone, "forward", remember)
     monkeypatch.setattr(module, "wait_for", waited.append)
-    (row,) = measure_mixer("sepconv", Conditions(lengths=(16,), dim=8, device=torch.device("meta"), plan=QUICK))
+    (row,) = measure_mixer("sepconv", MixerConditions(lengths=(16,), dim=8, device=torch.device("meta"), plan=QUICK))
     assert (row.device, row.reason, set(devices)) == ("meta", "", {"meta"})
     assert waited == [torch.device("meta")] * (1 + QUICK.warmup + row.repeats)
 
@@ -195,7 +195,7 @@ def test_mixers_are_timed_with_tf32_where_it_is_asked_for(monkeypatch: pytest.Mo
     monkeypatch.setattr("mixlab.evals.cost.execution.check_tf32", lambda device: None)
     monkeypatch.setattr("mixlab.core.processes.choose_device", lambda name, rank: torch.device("cuda", 0))
 
-    def measure(entry: object, conditions: Conditions) -> list[object]:
+    def measure(entry: object, conditions: MixerConditions) -> list[object]:
         seen.append(torch.backends.cuda.matmul.allow_tf32)
         return [start_row(entry, 16, conditions)]  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ import pytest
 from mixlab.core.errors import ConfigError
 from mixlab.evals.cost import reported
 from mixlab.evals.cost.reported import (
-    Point,
+    ReportedPoint,
     family_of,
     measure_speeds,
     points_of,
@@ -82,9 +82,9 @@ def test_other_sizes_and_larger_pretraining_are_marked() -> None:
     assert names == ["caformer", "image size beside the mark, else 224 px", "hollow: pretrained on imagenet-21k"]
 
 
-def point(model: str, macs: int) -> Point:
+def point(model: str, macs: int) -> ReportedPoint:
     about: dict[str, Any] = {"family": "convformer", "changed": False, "pretraining": None, "top1": 70.0, "params": 1}
-    return Point(model=model, image_size=32, macs=macs, **about)
+    return ReportedPoint(model=model, image_size=32, macs=macs, **about)
 
 
 def test_measuring_begins_with_the_small_ones_and_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import mixlab
 from mixlab.core.errors import ConfigError
 from mixlab.data.transforms import Resize, ToTensor, eval_transform
 from mixlab.deploy.serving.answers import AskedClasses
-from mixlab.deploy.serving.predictors import Classifier
+from mixlab.deploy.serving.predictors import ClassPredictor
 from mixlab.deploy.specimen import open_specimen
 from mixlab.evals.quality.accuracy import evaluate, predict
 from mixlab.evals.quality.examine import Feeding, Look, Pixels
@@ -141,7 +141,7 @@ def test_every_consumer_makes_the_same_tensor(model: Backbone, tmp_path: Path) -
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     image.save(tmp_path / "wide.png")
-    served = Classifier(model).prepare(buffer.getvalue(), AskedClasses())
+    served = ClassPredictor(model).prepare(buffer.getvalue(), AskedClasses())
     subject = open_subject(model)
     assert torch.equal(subject.transform()(image), expected)
     assert torch.equal(open_specimen(model, None).transform()(image), expected)

@@ -9,7 +9,7 @@ import mixlab
 from mixlab.core.errors import ConfigError, ImageError
 from mixlab.data.images import decode
 from mixlab.evals.quality.resized import resized
-from mixlab.evals.quality.resolution import Row, resolution, with_relative
+from mixlab.evals.quality.resolution import ResolutionRow, resolution, with_relative
 from mixlab.evals.subjects import open_subject
 from mixlab.findings.findings import write_finding
 
@@ -65,10 +65,10 @@ def test_the_row_of_the_training_size_is_always_there_and_has_relative_accuracy_
 
 
 def test_relative_accuracy_needs_some_accuracy_at_the_own_size() -> None:
-    row = Row(size=(48, 48), own_size=False, top1=40.0)
+    row = ResolutionRow(size=(48, 48), own_size=False, top1=40.0)
     assert with_relative(row, 80.0).relative == 0.5
     assert with_relative(row, 0.0).relative is None
-    assert with_relative(Row(size=(48, 48), own_size=False), 80.0).relative is None
+    assert with_relative(ResolutionRow(size=(48, 48), own_size=False), 80.0).relative is None
 
 
 def test_a_size_that_a_model_cannot_take_has_a_row_with_the_reason(data: Path) -> None:
