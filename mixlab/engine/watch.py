@@ -51,7 +51,7 @@ class Watch:
         self.tensors = list({id(tensor): tensor for tensor in tensors}.values())
         self.places = places_of(self.tensors)
         pairs = {id(tensor): (tensor, copy) for tensor, copy in values}.values()
-        self.memory = Memory([tensor for tensor, _ in pairs], [copy for _, copy in pairs])
+        self.memory = ComparedMemory([tensor for tensor, _ in pairs], [copy for _, copy in pairs])
 
     def holds(self) -> bool:
         """Whether all is as it was."""
@@ -112,7 +112,7 @@ class Sources:
         plain = plain and torch._C._len_torch_dispatch_stack() == 0  # else the copies may be without memory
         self.tensors = [weakref.ref(tensor) for tensor in tensors] if plain else None
         self.places = places_of(tensors) if plain else None
-        self.memory = Memory(tensors, self.copies) if plain else None
+        self.memory = ComparedMemory(tensors, self.copies) if plain else None
 
     def are(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are the very tensors, in the same place, with the same values: a tenth of the time that it
@@ -132,7 +132,7 @@ class Sources:
         return unchanged(self.copies, tensors)
 
 
-class Memory:
+class ComparedMemory:
     """Pieces of memory and their copies, which one call compares."""
 
     def __init__(self, now: Sequence[Tensor], before: Sequence[Tensor]) -> None:
