@@ -90,11 +90,7 @@ def test_no_module_imports_by_a_name_of_an_earlier_release() -> None:
 # Names of classes that occur twice still. This list only shrinks.
 TWICE = {
     "AttentionGradient",
-    "Keeper",
-    "Kept",
-    "Place",
     "Pool",
-    "Recipe",
 }
 
 

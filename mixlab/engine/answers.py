@@ -13,7 +13,7 @@ from mixlab.engine.lowering import register_all
 T = TypeVar("T")
 
 
-class Answers(hooks.Engine):
+class EngineAnswers(hooks.Engine):
     """What models ask, answered by plans."""
 
     def serve(self, model: nn.Module, call: str, image: Tensor, visit: Any) -> Any:
@@ -32,5 +32,5 @@ class Answers(hooks.Engine):
 
 
 register_all()
-ANSWERS = Answers()
+ANSWERS = EngineAnswers()
 hooks.fill(ANSWERS)
