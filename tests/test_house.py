@@ -71,8 +71,6 @@ def test_no_module_imports_by_a_name_of_an_earlier_release() -> None:
 
 # Names of classes that occur twice still. This list only shrinks.
 TWICE = {
-    "Memory",
-    "Part",
     "Pool",
 }
 

@@ -13,7 +13,7 @@ from mixlab.engine.lowering import register_all
 T = TypeVar("T")
 
 
-class Answers(hooks.Engine):
+class EngineAnswers(hooks.Engine):
     """What models ask, answered by plans."""
 
     def serve(self, model: nn.Module, call: str, image: Tensor, visit: Any) -> Any:
@@ -32,6 +32,6 @@ class Answers(hooks.Engine):
 
 
 register_all()
+ANSWERS = EngineAnswers()
 assert backends, "they register themselves"
-ANSWERS = Answers()
 hooks.fill(ANSWERS)

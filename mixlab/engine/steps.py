@@ -82,7 +82,7 @@ class PackedWeight:
         self.weight, self.room, self.filled = weight, room_for(weight), False
 
 
-class Step(NamedTuple):
+class KernelStep(NamedTuple):
     """One kernel: what it is told, where in that places are to be written, and where whether a weight is packed."""
 
     kernel: str
@@ -96,7 +96,7 @@ class Steps:
 
     def __init__(self, packed: dict[int, PackedWeight] | None = None) -> None:
         self.threads, self.packed = torch.get_num_threads(), packed
-        self.steps: list[Step] = []
+        self.steps: list[KernelStep] = []
         self.sizes: list[int] = []  # of rooms, in numbers
         self.pending = 0
         self.done: dict[int, Place] = {}  # norms that have become steps of their own
@@ -353,7 +353,7 @@ class Steps:
             pointed = LinearAbout.from_buffer(about, offset)
             pointed.packed = packed.room.data_ptr()
             kept.append((offset + LinearAbout.ready.offset, packed))
-        self.steps.append(Step(kernel, about, tuple(places), tuple(kept)))
+        self.steps.append(KernelStep(kernel, about, tuple(places), tuple(kept)))
 
 
 def packed_size(weight: Tensor) -> int:

@@ -146,7 +146,7 @@ def changes() -> dict[str, Callable[[nn.Linear], object]]:
 @pytest.mark.parametrize("change", changes())
 def test_a_watch_sees_changes(change: str) -> None:
     layer = nn.Linear(4, 4).eval()
-    watched = Watch([layer])
+    watched = Watch([layer], tensors=layer.parameters())
     assert watched.holds()
     layer.weight.data.mul_(2)  # it is only pointed at
     assert watched.holds()
@@ -156,7 +156,7 @@ def test_a_watch_sees_changes(change: str) -> None:
 
 def test_a_watch_sees_numbers_that_are_part_of_the_plan() -> None:
     layer = nn.Linear(4, 4).eval()
-    watched = Watch([layer], values=[(layer.bias, layer.bias.detach().clone())])
+    watched = Watch([layer], tensors=layer.parameters(), values=[(layer.bias, layer.bias.detach().clone())])
     assert watched.holds()
     layer.bias.data[0] += 1
     assert not watched.holds()

@@ -191,7 +191,7 @@ def test_edits_through_data_are_seen_at_once() -> None:
 
 
 def test_models_are_made_of_plain_linear_layers() -> None:
-    """Tools for quantisation, adapters and counting look for the type."""
+    """Tools for quantization, adapters and counting look for the type."""
     model = mixlab.create_model("convformer_pico")
     assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
 
