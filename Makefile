@@ -58,7 +58,7 @@ compile-all: $(INSTALLED) ## torch.compile and export of every model, outputs an
 bench: $(INSTALLED) ## every family beside timm or its plain reference, into docs/performance.md (2 quiet cores, 5 minutes)
 	$(BIN)/python benchmarks/peers.py
 
-bench-full: $(INSTALLED) ## the same with optimised and compiled forms, compile times, memory, and single families (g++, an hour)
+bench-full: $(INSTALLED) ## the same with optimized and compiled forms, compile times, memory, and single families (g++, an hour)
 	$(BIN)/python benchmarks/peers.py --full
 	$(BIN)/python benchmarks/vision_lstm.py
 	$(BIN)/python benchmarks/hyena.py

@@ -1,4 +1,4 @@
-"""Every family beside its peer: images per second, latency of one image, training step; with --full also optimised
+"""Every family beside its peer: images per second, latency of one image, training step; with --full also optimized
 and compiled forms, compile time and memory. Writes benchmarks/results.json and the table of docs/performance.md.
 
 python benchmarks/peers.py                      # quick: about 5 minutes on 2 cores
@@ -78,9 +78,9 @@ def pair(sides: dict[str, Side], jobs: tuple[str, str], plan: Rounds, batch: int
 
 QUICK = {"eager": ("eager", "eager"), "latency": ("latency", "latency"), "training": ("training", "training")}
 FULL = {
-    "optimised": ("optimised", "eager"),
-    "optimised_latency": ("optimised_latency", "latency"),
-    "optimised_and_compiled_peer": ("optimised", "compiled"),
+    "optimized": ("optimized", "eager"),
+    "optimized_latency": ("optimized_latency", "latency"),
+    "optimized_and_compiled_peer": ("optimized", "compiled"),
 }  # the job of our side, and of the peer's
 
 
@@ -137,7 +137,7 @@ def peak() -> float:
 
 
 def table(models: dict[str, Any], most: float) -> list[str]:
-    full = any("optimised" in found for found in models.values())
+    full = any("optimized" in found for found in models.values())
     titles = [
         "model",
         "peer",
@@ -150,7 +150,7 @@ def table(models: dict[str, Any], most: float) -> list[str]:
         "ratio",
         "training ratio",
     ]
-    titles += ["optimised: ratio", "latency ratio", "ratio to compiled peer"] if full else []
+    titles += ["optimized: ratio", "latency ratio", "ratio to compiled peer"] if full else []
     lines = [f"| {' | '.join(titles)} |", "|---|---|" + "--:|" * (len(titles) - 2)]
     for name, found in models.items():
         eager, latency = found["eager"], found["latency"]
@@ -160,7 +160,7 @@ def table(models: dict[str, Any], most: float) -> list[str]:
         cells += [number(latency, "own_ms", 0), number(latency, "peer_ms", 0), number(latency)]
         cells += [number(found["training"])]
         if full:
-            steps = ("optimised", "optimised_latency", "optimised_and_compiled_peer")
+            steps = ("optimized", "optimized_latency", "optimized_and_compiled_peer")
             cells += [number(found.get(step, {})) for step in steps]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -208,7 +208,7 @@ def write(models: dict[str, Any], threads: int, most: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(NAMES), help="models; default: one or two of every family")
-    parser.add_argument("--full", action="store_true", help="optimised and compiled forms, compile time, memory")
+    parser.add_argument("--full", action="store_true", help="optimized and compiled forms, compile time, memory")
     parser.add_argument("--seconds", type=float, help="at least, per pair; 1, in full 3")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--print", action="store_true", help="write nothing")

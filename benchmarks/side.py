@@ -85,7 +85,7 @@ def serve(kind: Kind, name: str, batch: int, side: int, threads: int) -> None:
 
 
 class Jobs:
-    """eager, latency, training; of our own models optimised and optimised_latency; compiled, with weights as constants.
+    """eager, latency, training; of our own models optimized and optimized_latency; compiled, with weights as constants.
 
     Every answer is what is known about the job: nothing, or how long it took to compile.
     """
@@ -108,7 +108,7 @@ class Jobs:
         if job == "training":
             return self.train, {}
         images = self.one if job.endswith("latency") else self.many
-        if job.startswith("optimised"):
+        if job.startswith("optimized"):
             import mixlab
 
             fast = mixlab.optimize(self.model.eval(), images)

@@ -9,7 +9,7 @@ import mixlab
 
 def main() -> None:
     torch.manual_seed(0)
-    photo = torch.randn(1, 3, 480, 640)  # a normalised 640 x 480 image; random until there is data
+    photo = torch.randn(1, 3, 480, 640)  # a normalized 640 x 480 image; random until there is data
     for mixers in (None, ["pool", "sepconv", "sepconv", "window_attention"]):
         overrides = {} if mixers is None else {"mixers": mixers}
         model = mixlab.create_model("caformer_s18", num_classes=10, **overrides).eval()

@@ -39,7 +39,7 @@ def wide_open() -> bool:
 
 
 def show(header: Row, rows: Iterable[Row], *, right: Iterable[int]) -> None:
-    """A table; in a pipe without lines, colours or cut cells."""
+    """A table; in a pipe without lines, colors or cut cells."""
     to_person = sys.stdout.isatty()
     table = Table(box=box.SIMPLE_HEAD if to_person else None, pad_edge=False, header_style="bold")
     for index, title in enumerate(header):

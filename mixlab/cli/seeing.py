@@ -15,7 +15,7 @@ def erf_parser() -> ArgumentParser:
     from mixlab.evals.inspect.erf_gallery import SCALES
 
     parser = ArgumentParser(
-        description="Effective receptive fields: which pixels the centre of a feature map listens to. Example: "
+        description="Effective receptive fields: which pixels the center of a feature map listens to. Example: "
         "mixlab erf sequencer2d_pico convformer_pico timm:resnet18 --data digits --image-size 96 --at all-stages "
         "--out erf"
     )
@@ -33,7 +33,7 @@ def erf_parser() -> ArgumentParser:
         "model any of its modules, such as layer1.0 of a ResNet",
     )
     parser.add_argument("--part", default="positive", choices=PARTS, help="of the gradient; the paper's is positive")
-    parser.add_argument("--scale", default="together", choices=list(SCALES), help="which pictures share their colours")
+    parser.add_argument("--scale", default="together", choices=list(SCALES), help="which pictures share their colors")
     parser.add_argument("--batch", type=int, default=4, help="images at once")
     parser.add_argument("--seed", type=int, default=0, help="of fresh weights")
     parser.add_argument("--device", default="auto")
@@ -42,7 +42,7 @@ def erf_parser() -> ArgumentParser:
 
 
 def erf(arguments: Namespace) -> None:
-    """See which pixels the centre of a feature map listens to."""
+    """See which pixels the center of a feature map listens to."""
     from mixlab.evals.inspect.erf_gallery import receptive_fields
 
     check_out(arguments)

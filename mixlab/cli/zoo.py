@@ -51,7 +51,7 @@ def models(arguments: Namespace) -> None:
 
 
 def list_all(arguments: Namespace) -> None:
-    from mixlab.evals.cost.summary import summarise
+    from mixlab.evals.cost.summary import summarize
     from mixlab.models.zoo import list_models
 
     names = list_models(arguments.pattern)
@@ -59,7 +59,7 @@ def list_all(arguments: Namespace) -> None:
         raise ConfigError(f"No model matches {arguments.pattern!r}. {near_misses(arguments.pattern, list_models())}")
     console = Console(stderr=True)
     summaries = [
-        summarise(name) for name in track(names, "Counting", console=console, transient=True, disable=not wide_open())
+        summarize(name) for name in track(names, "Counting", console=console, transient=True, disable=not wide_open())
     ]
     if arguments.json:
         print(json.dumps([asdict(summary) for summary in summaries], indent=1))

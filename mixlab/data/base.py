@@ -6,7 +6,7 @@ from PIL import Image
 
 
 class ImageData(ABC):
-    """One split of a labelled dataset. Reading is stateless, so that any worker may read any index in any order."""
+    """One split of a labeled dataset. Reading is stateless, so that any worker may read any index in any order."""
 
     class_names: tuple[str, ...]
 

@@ -83,7 +83,7 @@ def read_sheet(path: Path) -> Part:
 
 
 def from_planes(rows: Any, path: Path) -> Array:
-    """(N, 3072) with a plane per colour, as images."""
+    """(N, 3072) with a plane per color, as images."""
     rows = np.asarray(rows)
     if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 3 * PIXELS:
         raise DataError(f"{path} holds {rows.dtype} values of shape {rows.shape}; expected uint8 (N, {3 * PIXELS}).")

@@ -1,4 +1,4 @@
-"""Image files as they are found in the wild, decoded to upright 8-bit grey or RGB."""
+"""Image files as they are found in the wild, decoded to upright 8-bit gray or RGB."""
 
 from io import BytesIO
 from pathlib import Path
@@ -23,8 +23,8 @@ UPRIGHT = {
 }
 # white in modes of more than 8 bits: the first of these that no pixel exceeds
 WHITE = {"I": (2**16 - 1, 2**31 - 1), "F": (1, 2**8 - 1, 2**16 - 1, 2**31 - 1)}
-GREY_WITH_ALPHA = ("LA", "La")
-GREY = ("1", "L")
+GRAY_WITH_ALPHA = ("LA", "La")
+GRAY = ("1", "L")
 
 
 def decode(source: Path | bytes | BinaryIO, *, name: str = "", formats: list[str] | None = None) -> Image.Image:
@@ -80,7 +80,7 @@ def eight_bit(image: Image.Image) -> Image.Image:
         return from_deep(np.asarray(image), WHITE[image.mode])
     if image.has_transparency_data:
         return over_white(image)
-    return image.convert("L" if image.mode in GREY else "RGB")
+    return image.convert("L" if image.mode in GRAY else "RGB")
 
 
 def from_deep(values: np.ndarray[Any, Any], whites: tuple[int, ...]) -> Image.Image:
@@ -90,7 +90,7 @@ def from_deep(values: np.ndarray[Any, Any], whites: tuple[int, ...]) -> Image.Im
 
 
 def over_white(image: Image.Image) -> Image.Image:
-    grey = image.mode in (*GREY, *GREY_WITH_ALPHA)
+    gray = image.mode in (*GRAY, *GRAY_WITH_ALPHA)
     image = image.convert("RGBA")
     white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-    return Image.alpha_composite(white, image).convert("L" if grey else "RGB")
+    return Image.alpha_composite(white, image).convert("L" if gray else "RGB")

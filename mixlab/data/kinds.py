@@ -39,7 +39,7 @@ class FileData(ImageData):
 
 
 class ArrayData(ImageData):
-    """All images in memory, (N, H, W) grey or (N, H, W, 3), uint8."""
+    """All images in memory, (N, H, W) gray or (N, H, W, 3), uint8."""
 
     def __init__(
         self,

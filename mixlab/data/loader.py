@@ -157,7 +157,7 @@ class Loader:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """The batches of one rank as slots. The repeats of an image are neighbours in the global order."""
+    """The batches of one rank as slots. The repeats of an image are neighbors in the global order."""
 
     order: Array  # (N,) indices
     repeats: int

@@ -1,4 +1,4 @@
-"""From an image with a mask to tensors: random size, crop, flip and colours in training, one size in evaluation."""
+"""From an image with a mask to tensors: random size, crop, flip and colors in training, one size in evaluation."""
 
 import random
 from collections.abc import Callable
@@ -37,16 +37,16 @@ def train_mask_transform(
     if augmentation.crop != "rescaled":
         raise ConfigError(f"Masks are augmented with crop = 'rescaled' and a scale; got crop = {augmentation.crop!r}.")
     refuse(augmentation, "segmentation")
-    colours: list[Any] = []
+    colors: list[Any] = []
     if augmentation.jitter:
         jitter = transforms.ColorJitter(*augmentation.jitter)
-        colours.append(transforms.RandomApply([jitter], p=augmentation.jitter_probability))
+        colors.append(transforms.RandomApply([jitter], p=augmentation.jitter_probability))
     return TrainMasks(
         size=image_size,
         scale=augmentation.scale,
         interpolation=augmentation.interpolation,
         flip=augmentation.flip,
-        steps=transforms.Compose([ToMode(mode_for(channels, preprocessing)), *colours]),
+        steps=transforms.Compose([ToMode(mode_for(channels, preprocessing)), *colors]),
         to_tensor=ToTensor(preprocessing.mean, preprocessing.std),
     )
 
@@ -84,7 +84,7 @@ def fitted(image: Image.Image, short_side: float) -> Size:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainMasks:
-    """Resized to a random factor of the size, cropped at random, mirrored, recoloured, padded to the size."""
+    """Resized to a random factor of the size, cropped at random, mirrored, recolored, padded to the size."""
 
     size: Size
     scale: tuple[float, ...]
@@ -106,7 +106,7 @@ class TrainMasks:
 
 
 def resized_mask(mask: Array, size: Size) -> Array:
-    """Each pixel takes the class at its centre."""
+    """Each pixel takes the class at its center."""
     return np.asarray(Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST))
 
 
@@ -121,7 +121,7 @@ def mixed_place(mask: Array, size: Size) -> tuple[int, int]:
 
 
 def padded(image: Tensor, mask: Tensor, size: Size) -> tuple[Tensor, Tensor]:
-    """Filled up right and bottom: the image with the mean colour, the mask with what is ignored."""
+    """Filled up right and bottom: the image with the mean color, the mask with what is ignored."""
     border = (0, size[1] - mask.shape[1], 0, size[0] - mask.shape[0])
     return F.pad(image, border), F.pad(mask, border, value=IGNORE)
 

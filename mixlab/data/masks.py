@@ -14,7 +14,7 @@ from mixlab.data.images import decode, reason, upright
 from mixlab.data.kinds import LISTED, Array
 
 EXPECTED = "Expected ROOT/images/train|val|test/X.jpg, ROOT/masks/train|val|test/X.png and ROOT/classes.txt."
-INDEXED = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")  # modes whose pixels are numbers, not colours
+INDEXED = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")  # modes whose pixels are numbers, not colors
 NO_LABEL = -1  # in a table of labels: a value that must not occur
 ADE20K_CLASSES = 150
 ADE20K_FOLDERS = {"train": "training", "val": "validation"}
@@ -44,7 +44,7 @@ class MaskFiles(MaskData):
 
     def read(self, index: int) -> Masked:
         image = decode(Path(self.images[index]))
-        mask = relabelled(read_values(Path(self.masks[index])), self.table, self.masks[index])
+        mask = relabeled(read_values(Path(self.masks[index])), self.table, self.masks[index])
         if mask.shape != (image.height, image.width):
             raise UnreadableMask(
                 f"The mask {self.masks[index]} has {mask.shape[1]} x {mask.shape[0]} px, its image "
@@ -60,7 +60,7 @@ class MaskFiles(MaskData):
 
 
 def read_values(path: Path) -> Array:
-    """The numbers in a mask file (H, W): palette entries or grey values, as they are."""
+    """The numbers in a mask file (H, W): palette entries or gray values, as they are."""
     try:
         with Image.open(path) as file:
             file.load()
@@ -70,13 +70,13 @@ def read_values(path: Path) -> Array:
         raise UnreadableMask(f"The mask {path} is not a readable image: {reason(error)}.") from error
     if mode not in INDEXED:
         raise UnreadableMask(
-            f"The mask {path} is a colour image (mode {mode}). Expected one number per pixel, its class: a PNG with "
-            f"a palette or in grey."
+            f"The mask {path} is a color image (mode {mode}). Expected one number per pixel, its class: a PNG with "
+            f"a palette or in gray."
         )
     return values
 
 
-def relabelled(values: Array, table: Array, name: str) -> Array:
+def relabeled(values: Array, table: Array, name: str) -> Array:
     """Classes instead of labels, (H, W) uint8. A value that is no label is an error."""
     inside = (values >= 0) & (values < len(table))
     if not inside.all():

@@ -71,16 +71,16 @@ class View:
         return torch.stack((self.size[0] - moved[:, 2], moved[:, 1], self.size[0] - moved[:, 0], moved[:, 3]), dim=1)
 
     def masks(self, masks: Tensor) -> Tensor:
-        """(N, H, W) to (N, h, w): each pixel is what is at its centre."""
+        """(N, H, W) to (N, h, w): each pixel is what is at its center."""
         (width, height), (across, down) = self.size, self.scale
-        rows = centres(height, self.box[1], down, masks.shape[1])
-        columns = centres(width, self.box[0], across, masks.shape[2])
+        rows = centers(height, self.box[1], down, masks.shape[1])
+        columns = centers(width, self.box[0], across, masks.shape[2])
         columns = columns.flip(0) if self.mirrored else columns
         return masks.index_select(1, rows.to(masks.device)).index_select(2, columns.to(masks.device))
 
 
-def centres(count: int, start: float, scale: float, limit: int) -> Tensor:
-    """The original pixel at the centre of each pixel of a view."""
+def centers(count: int, start: float, scale: float, limit: int) -> Tensor:
+    """The original pixel at the center of each pixel of a view."""
     places = start + (torch.arange(count, dtype=torch.float64) + 0.5) / scale
     return places.long().clamp(0, limit - 1)
 
@@ -133,7 +133,7 @@ def restored(prediction: Target, target: Target) -> Target:
 
 @dataclass(frozen=True)
 class Finish:
-    """What happens to the pixels: interpolation, colours, and the tensor."""
+    """What happens to the pixels: interpolation, colors, and the tensor."""
 
     interpolation: str
     mode: ToMode

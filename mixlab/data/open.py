@@ -27,7 +27,7 @@ PATHS = (
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset that was recognised: which splits it has and how one is opened."""
+    """A dataset that was recognized: which splits it has and how one is opened."""
 
     splits: Callable[[], list[str]]
     open: Callable[[str], AnyData]
@@ -122,7 +122,7 @@ def find(spec: Spec) -> Source:
     path = Path(spec).expanduser()
     if not path.exists():
         raise DataError(unknown(text))
-    return recognise(path)
+    return recognize(path)
 
 
 def find_published(name: str, place: str) -> Source:
@@ -147,7 +147,7 @@ def find_arrow(path: Path, query: str) -> Source:
     return Source(lambda: arrow.arrow_splits(path), lambda split: arrow.open_arrow(path, split, **columns))
 
 
-def recognise(path: Path) -> Source:
+def recognize(path: Path) -> Source:
     """By what a path holds. Class folders come last: looking for them may mean looking at many files."""
     kinds: Sequence[tuple[Callable[[Path], bool], Callable[[Path], list[str]], Callable[[Path, str], AnyData]]] = (
         (arrow.is_arrow, arrow.arrow_splits, arrow.open_arrow),
@@ -156,8 +156,8 @@ def recognise(path: Path) -> Source:
         (lists.is_list, lists.list_splits, lists.open_list),
         (Path.is_dir, folder.folder_splits, folder.open_folder),
     )
-    for recognises, held, opener in kinds:
-        if recognises(path):
+    for recognizes, held, opener in kinds:
+        if recognizes(path):
             return Source(functools.partial(held, path), functools.partial(opener, path))
     raise DataError(f"{path} is no dataset that is known. Expected {PATHS}.")
 

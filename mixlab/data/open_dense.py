@@ -52,8 +52,8 @@ def find(spec: Spec, task: str) -> DenseSource:
     path = Path(spec).expanduser()
     if not path.exists():
         raise DataError(f"{text!r} does not exist. For {task}, give {EXPECTED[task]}.")
-    recognised = masks.is_masks(path) if task == "segmentation" else coco.is_coco(path)
-    if not recognised:
+    recognized = masks.is_masks(path) if task == "segmentation" else coco.is_coco(path)
+    if not recognized:
         raise DataError(f"{path} is no dataset for {task} that is known. Expected {EXPECTED[task]}.")
     if task == "segmentation":
         return DenseSource(functools.partial(masks.mask_splits, path), functools.partial(masks.open_mask_data, path))

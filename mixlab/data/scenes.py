@@ -29,7 +29,7 @@ MARGIN = 2  # empty pixels around a digit's 8 x 8, for interpolation and turning
 INK = 135  # of 255: what is darker is paper
 EDGE = 40  # brightness over which ink fades into paper
 FAINT = 0.6  # how opaque the lightest ink is; the strokes inside a blot can still be told apart
-GROUND = (20, 140)  # colours of the background: digits are chalk on a board
+GROUND = (20, 140)  # colors of the background: digits are chalk on a board
 CONTRAST = 60  # how much brighter than what is behind it a digit is at least
 CROWDED = 0.25  # the largest share of a digit that a later one may cover
 TRIES = 8  # places tried for a digit before it is left out
@@ -152,13 +152,13 @@ def make_scene(split: str, index: int, side: int) -> Scene:
 
 
 def background(random: np.random.RandomState, side: int) -> Array:
-    """A gradient between two colours with soft blotches, (side, side, 3) float32."""
+    """A gradient between two colors with soft blotches, (side, side, 3) float32."""
     first, second = random.randint(*GROUND, (2, 3))
     angle, steps = random.uniform(0, 2 * pi), np.linspace(-0.5, 0.5, BLOTCHES)
     along = 0.5 + (cos(angle) * steps + sin(angle) * steps[:, None]) / (abs(cos(angle)) + abs(sin(angle)))
-    colours = first + along[..., None] * (second - first)
-    colours += random.uniform(0.05, 0.25) * random.randint(-128, 128, colours.shape)
-    blotches = Image.fromarray(colours.clip(0, 255).astype(np.uint8))
+    colors = first + along[..., None] * (second - first)
+    colors += random.uniform(0.05, 0.25) * random.randint(-128, 128, colors.shape)
+    blotches = Image.fromarray(colors.clip(0, 255).astype(np.uint8))
     return np.array(blotches.resize((side, side), Image.Resampling.BICUBIC), dtype=np.float32)
 
 
@@ -200,16 +200,16 @@ def line(random: np.random.RandomState, side: int) -> Array:
     return (width / 2 + 0.5 - distance).clip(0, 1)
 
 
-def paint(canvas: Array, alpha: Array, colour: Array) -> None:
-    canvas += alpha[..., None] * (colour.astype(np.float32) - canvas)
+def paint(canvas: Array, alpha: Array, color: Array) -> None:
+    canvas += alpha[..., None] * (color.astype(np.float32) - canvas)
 
 
 def standing_out(random: np.random.RandomState, behind: Array) -> Array:
-    """A colour that is brighter than what it is painted on."""
-    colours = random.randint(0, 256, (16, 3))
-    apart = colours @ BRIGHTNESS - (behind @ BRIGHTNESS).mean()
+    """A color that is brighter than what it is painted on."""
+    colors = random.randint(0, 256, (16, 3))
+    apart = colors @ BRIGHTNESS - (behind @ BRIGHTNESS).mean()
     good = np.flatnonzero(apart >= CONTRAST)
-    return colours[good[0] if len(good) else apart.argmax()]
+    return colors[good[0] if len(good) else apart.argmax()]
 
 
 def without_hidden(scene: Scene) -> Scene:

@@ -65,7 +65,7 @@ class Joined(ImageData):
 
 
 def spread(data: ImageData, count: int) -> Subset:
-    """So many images at even distances, or all: neighbours in a folder show one class."""
+    """So many images at even distances, or all: neighbors in a folder show one class."""
     kept = min(count, len(data))
     return Subset(data, [index * len(data) // kept for index in range(kept)])
 

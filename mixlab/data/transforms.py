@@ -124,7 +124,7 @@ class Rescale:
 
 @dataclass(frozen=True)
 class ToTensor:
-    """Normalised float32, (C, H, W): torchvision's ToTensor and Normalize in half the passes over memory."""
+    """Normalized float32, (C, H, W): torchvision's ToTensor and Normalize in half the passes over memory."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -145,7 +145,7 @@ def scales(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Ten
 
 def mode_for(channels: int, preprocessing: Preprocessing) -> str:
     if channels not in MODES:
-        raise DataError(f"Images have 1 channel (grey) or 3 (RGB); the model takes {channels}. Build it with 1 or 3.")
+        raise DataError(f"Images have 1 channel (gray) or 3 (RGB); the model takes {channels}. Build it with 1 or 3.")
     if not len(preprocessing.mean) == len(preprocessing.std) == channels:
         raise DataError(
             f"The preprocessing has {len(preprocessing.mean)} means and {len(preprocessing.std)} deviations for "
@@ -185,7 +185,7 @@ def crop_steps(augmentation: "Augmentation", size: Size, preprocessing: Preproce
 
 
 def policy_steps(augmentation: "Augmentation", size: Size, preprocessing: Preprocessing) -> list[Any]:
-    """RandAugment, 3-Augment and colour jitter, each only if asked for."""
+    """RandAugment, 3-Augment and color jitter, each only if asked for."""
     from timm.data.auto_augment import auto_augment_transform, rand_augment_transform
     from torchvision import transforms
 

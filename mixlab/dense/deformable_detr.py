@@ -97,7 +97,7 @@ class DeformableDetector(DenseModel):
     def forward(
         self, images: Sequence[Tensor] | Tensor, targets: Sequence[Mapping[str, Tensor]] | None = None
     ) -> list[dict[str, Tensor]] | dict[str, Tensor]:
-        """Boxes, scores and labels of each normalised image (C, H, W); with targets, the losses by name.
+        """Boxes, scores and labels of each normalized image (C, H, W); with targets, the losses by name.
 
         Boxes are (left, top, right, bottom) in pixels of the image given, labels count from 0. Losses are weighted:
         their sum is what is trained. Without data (on the meta device) there is nothing to find.
@@ -113,7 +113,7 @@ class DeformableDetector(DenseModel):
         return [self.best(*one) for one in zip(scores.sigmoid(), boxes, sizes, strict=True)]
 
     def relative(self, targets: Sequence[Mapping[str, Tensor]], sizes: Sequence[tuple[int, int]]) -> list[Target]:
-        """Checked targets with boxes as centre and size in shares of their image."""
+        """Checked targets with boxes as center and size in shares of their image."""
         found = []
         checked = check_targets(targets, sizes, replace(self.config, masks=False))
         for target, (height, width) in zip(checked, sizes, strict=True):
@@ -221,7 +221,7 @@ def class_head(config: DetectorConfig) -> nn.Linear:
 
 
 def box_head(width: int) -> nn.Sequential:
-    """Centre and size of a box, relative to the image and to a reference; 0 to begin with."""
+    """Center and size of a box, relative to the image and to a reference; 0 to begin with."""
     last = nn.Linear(width, 4)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
@@ -237,8 +237,8 @@ def inside(batch: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def to_corners(boxes: Tensor) -> Tensor:
-    centre, sides = boxes.split(2, -1)
-    return torch.cat([centre - sides / 2, centre + sides / 2], -1)
+    center, sides = boxes.split(2, -1)
+    return torch.cat([center - sides / 2, center + sides / 2], -1)
 
 
 def inverse_sigmoid(share: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class MixlabBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
 class MixlabBackbone(BackboneMixin, PreTrainedModel):
     """A backbone with transformers' interface; `backbone` is the model itself, `maps` the adapter if there is one.
 
-    It starts with our own initialisation. For weights: `mixlab.load_weights(model.backbone, FILE,
+    It starts with our own initialization. For weights: `mixlab.load_weights(model.backbone, FILE,
     replace_classifier=True)`.
     """
 
@@ -125,7 +125,7 @@ class MixlabBackbone(BackboneMixin, PreTrainedModel):
         return output if return_dict is not False else output.to_tuple()
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """transformers calls this for every module, this one last; ours are initialised unless built without memory."""
+        """transformers calls this for every module, this one last; ours are initialized unless built without memory."""
         if module is self and self.hollow and not any(tensor.is_meta for tensor in self.parameters()):
             fill_gaps(self)
             self.hollow = False

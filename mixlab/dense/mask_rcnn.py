@@ -52,7 +52,7 @@ class RegionDetector(DenseModel):
     def forward(
         self, images: Sequence[Tensor] | Tensor, targets: Sequence[Mapping[str, Tensor]] | None = None
     ) -> list[dict[str, Tensor]] | dict[str, Tensor]:
-        """Detections of normalised images (C, H, W) of any sizes; with targets, the losses by name.
+        """Detections of normalized images (C, H, W) of any sizes; with targets, the losses by name.
 
         A detection has boxes (N, 4) in pixels, scores (N,), labels (N,) counted from 0, and masks (N, H, W) if the
         detector has mask heads. Losses are weighted: their sum is what is trained. Without data (on the meta device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 
 Layer = tuple[Tensor, Tensor]  # class scores before the sigmoid (B, N, classes), relative boxes (B, N, 4)
-Target = dict[str, Tensor]  # `boxes` (N, 4) as centre and size in shares of the image, `class_labels` (N,) from 0
+Target = dict[str, Tensor]  # `boxes` (N, 4) as center and size in shares of the image, `class_labels` (N,) from 0
 LOSS_WEIGHTS = {"class_loss": 2.0, "box_loss": 5.0, "giou_loss": 2.0}
 MATCH_COSTS = {"class_cost": 2, "bbox_cost": 5, "giou_cost": 2}
 FOCAL_ALPHA = 0.25

@@ -30,7 +30,7 @@ BoxLoss = Callable[[BoxCoder, Tensor, Tensor, Tensor], Tensor]  # codes, proposa
 
 
 def exact(values: Tensor) -> Tensor:
-    """Coordinates and scores are float32 at least: bf16 cannot tell neighbouring pixels apart."""
+    """Coordinates and scores are float32 at least: bf16 cannot tell neighboring pixels apart."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 

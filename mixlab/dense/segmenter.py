@@ -124,7 +124,7 @@ class Segmenter(DenseModel):
         return AuxiliaryHead(channels[place], self.maps.strides[place], config)
 
     def forward(self, images: Tensor, masks: Tensor | None = None) -> Tensor | dict[str, Tensor]:
-        """Scores (B, classes, H, W) of normalised images (B, C, H, W); with masks (B, H, W), the losses by name.
+        """Scores (B, classes, H, W) of normalized images (B, C, H, W); with masks (B, H, W), the losses by name.
 
         Where a mask is 255 nothing is learned. Losses are weighted: their sum is what is trained.
         """

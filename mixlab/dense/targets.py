@@ -13,7 +13,7 @@ from mixlab.models.pyramid import STRIDES
 def as_batch(images: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[tuple[int, int]]]:
     """Images (C, H, W) as (B, C, H, W), zeros right and below up to a multiple of the coarsest stride; and their sizes.
 
-    Zeros in a normalised image are the mean colour.
+    Zeros in a normalized image are the mean color.
     """
     if not len(images) or any(not isinstance(image, Tensor) or image.ndim != 3 for image in images):
         raise ImageError("A detector takes a list of one or more images (C, H, W), each a tensor.")

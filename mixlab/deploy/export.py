@@ -54,7 +54,7 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that `export` wrote: `run` takes normalised images (B, C, H, W) and gives scores; `about` tells how to
+    """A file that `export` wrote: `run` takes normalized images (B, C, H, W) and gives scores; `about` tells how to
     prepare images.
     """
 
@@ -143,7 +143,7 @@ def check_quantize(quantize: str | None, target: Target) -> None:
         raise ConfigError(f"Unknown quantization {quantize!r}. {near_misses(quantize, QUANTIZED)}")
     if target.name != "onnx":
         raise ConfigError(
-            f"Quantisation is for the format onnx, not for {target.name}: PyTorch's graphs cannot hold it."
+            f"Quantization is for the format onnx, not for {target.name}: PyTorch's graphs cannot hold it."
         )
 
 

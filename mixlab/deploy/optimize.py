@@ -129,8 +129,8 @@ class Optimized(nn.Module):
 
 def only_inference(done: str) -> ConfigError:
     return ConfigError(
-        f"An optimised model is for inference here and cannot be {done}: its weights are folded and packed. "
-        f"Do that with the original, and optimise it again."
+        f"An optimized model is for inference here and cannot be {done}: its weights are folded and packed. "
+        f"Do that with the original, and optimize it again."
     )
 
 

@@ -21,7 +21,7 @@ def quantize_onnx(source: Path, target: Path, about: Mapping[str, Any]) -> int:
 
     model = onnx.load(str(source))
     del model.graph.value_info[:]  # shapes between operators, which the changed graph contradicts
-    add_pre_process_metadata(model)  # the exporter has optimised the graph already
+    add_pre_process_metadata(model)  # the exporter has optimized the graph already
     with quietly():
         quantize_dynamic(
             model,

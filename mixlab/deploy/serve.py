@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixlab.core.errors import ConfigError, MixlabError
+from mixlab.core.processes import choose_device
+from mixlab.dense.files import load_dense, task_of
 from mixlab.models.dense_model import DenseModel
 from mixlab.models.model import Model
+from mixlab.models.zoo import create_model
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -47,7 +50,6 @@ def create_app(
     web page elsewhere could otherwise read from it through the visitor's browser.
     """
     need_extra()
-    from mixlab.core.processes import choose_device
     from mixlab.deploy.serving.app import build_app
     from mixlab.deploy.serving.limits import Limits
     from mixlab.deploy.serving.service import Service
@@ -153,9 +155,6 @@ def need_extra() -> None:
 
 
 def load(path: str | PathLike[str]) -> Model | DenseModel:
-    from mixlab.dense.files import load_dense, task_of
-    from mixlab.models.zoo import create_model
-
     return create_model(weights=path) if task_of(path) == "classification" else load_dense(Path(path))
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from mixlab.core.errors import ConfigError, ExportError, WeightsError
 from mixlab.core.version import VERSION
 from mixlab.data.transforms import Transform, eval_transform
+from mixlab.dense.files import load_dense, task_of
 from mixlab.evals.subjects import open_subject
 from mixlab.models.config import MIN_SIDE, Preprocessing, parse_image_size
 from mixlab.models.dense_model import DenseModel
@@ -94,8 +95,6 @@ def dense_model(source: Source) -> DenseModel | None:
         return source
     if isinstance(source, Model) or str(source) in list_models() or not Path(source).is_file():
         return None
-    from mixlab.dense.files import load_dense, task_of
-
     try:
         task = task_of(source)
     except WeightsError:  # a file of other code: opening it as a classifier says what is wrong

@@ -35,7 +35,7 @@ class Subject:
     """A classifier in eval mode, and what has to be known to feed it."""
 
     name: str
-    model: nn.Module  # scores (B, num_classes) of normalised images (B, in_channels, H, W)
+    model: nn.Module  # scores (B, num_classes) of normalized images (B, in_channels, H, W)
     image_size: tuple[int, int]
     in_channels: int
     num_classes: int

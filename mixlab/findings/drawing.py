@@ -12,16 +12,16 @@ from mixlab.data.dense import IGNORE
 from mixlab.data.kinds import Array
 
 Values = Tensor | Array | Sequence[Any]
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 Spot = tuple[int, int, int, int]  # left, top, right, bottom
 
-# Okabe and Ito's colours without black, which stay apart for colour-blind eyes, and five that differ in brightness too
+# Okabe and Ito's colors without black, which stay apart for color-blind eyes, and five that differ in brightness too
 SAFE = (
     *((230, 159, 0), (86, 180, 233), (0, 158, 115), (213, 94, 0), (204, 121, 167), (0, 114, 178), (240, 228, 66)),
     *((136, 34, 85), (160, 230, 60), (75, 45, 170), (225, 225, 225), (115, 70, 35)),
 )
 GOLDEN = 0.618034  # turns of the hue between further classes: no two close ones are alike
-TINT = 0.55  # how much of an object's pixels is its colour
+TINT = 0.55  # how much of an object's pixels is its color
 BACKGROUND = "background"  # the class that is not painted
 LEAST_SIDE = 320  # px; a smaller image is enlarged by a whole factor, so that words fit on it
 PADDING = 3  # px around a word
@@ -53,7 +53,7 @@ def draw_objects(
     spots = [spot(box, canvas.size, zoom) for box in array(boxes, np.float64).reshape(-1, 4)]
     pen = ImageDraw.Draw(canvas)
     for number in order:
-        frame(pen, spots[number], colour(int(numbers[number])), line_width(canvas))
+        frame(pen, spots[number], color(int(numbers[number])), line_width(canvas))
     texts = [class_name(int(number), class_names) for number in numbers]
     if certain is not None:
         texts = [f"{text}: {score:.2f}" for text, score in zip(texts, certain, strict=True)]
@@ -61,7 +61,7 @@ def draw_objects(
     for number in reversed(order):  # the most certain choose their place first and are written last
         places[number] = free_place(canvas, texts[number], spots[number], list(places.values()))
     for number in order:
-        write(canvas, texts[number], places[number], colour(int(numbers[number])))
+        write(canvas, texts[number], places[number], color(int(numbers[number])))
     return canvas
 
 
@@ -77,13 +77,13 @@ def draw_mask(image: Image.Image, mask: Array, class_names: Sequence[str] = ()) 
     layers = np.stack([mask == value for value in shown]) if shown else np.zeros((0, *mask.shape), dtype=np.bool_)
     canvas = enlarged(tinted(image, layers, np.array(shown, dtype=np.int64)), zoom)
     outline(canvas, layers, np.array(shown, dtype=np.int64), zoom)
-    return with_legend(canvas, [(class_name(value, class_names), colour(value)) for value in shown])
+    return with_legend(canvas, [(class_name(value, class_names), color(value)) for value in shown])
 
 
-# -- colours -------------------------------------------------------------------------------------
+# -- colors -------------------------------------------------------------------------------------
 
 
-def colour(number: int) -> Colour:
+def color(number: int) -> Color:
     """Of a class: always the same, and unlike those of the classes before it."""
     if number < len(SAFE):
         return SAFE[number]
@@ -93,7 +93,7 @@ def colour(number: int) -> Colour:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def ink(paper: Colour) -> Colour:
+def ink(paper: Color) -> Color:
     """Black or white, whichever is easier to read on it."""
     red, green, blue = paper
     return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 130 else (255, 255, 255)
@@ -103,17 +103,17 @@ def tinted(image: Image.Image, masks: Array, numbers: Array) -> Image.Image:
     """(N, H, W) masks over the image; where several are, the last one."""
     pixels = np.array(image.convert("RGB"), dtype=np.float32)
     for mask, number in zip(masks, numbers, strict=True):
-        pixels[mask] += TINT * (np.array(colour(int(number)), dtype=np.float32) - pixels[mask])
+        pixels[mask] += TINT * (np.array(color(int(number)), dtype=np.float32) - pixels[mask])
     return Image.fromarray(pixels.round().astype(np.uint8))
 
 
 def outline(canvas: Image.Image, masks: Array, numbers: Array, zoom: int) -> None:
-    """The inner border of every mask in its full colour, drawn at the canvas's own size."""
+    """The inner border of every mask in its full color, drawn at the canvas's own size."""
     width = line_width(canvas)
     for mask, number in zip(masks, numbers, strict=True):
         large = mask.repeat(zoom, 0).repeat(zoom, 1)
         inner = eroded(large, width)
-        canvas.paste(colour(int(number)), mask=Image.fromarray(large & ~inner))
+        canvas.paste(color(int(number)), mask=Image.fromarray(large & ~inner))
 
 
 def eroded(mask: Array, width: int) -> Array:
@@ -152,8 +152,8 @@ def spot(box: Array, size: tuple[int, int], zoom: int) -> Spot:
     return left, top, min(max(right, left + 1), size[0]), min(max(bottom, top + 1), size[1])
 
 
-def frame(pen: ImageDraw.ImageDraw, box: Spot, shade: Colour, width: int) -> None:
-    """A rectangle with a thin dark rim inside, which keeps it visible on its own colour."""
+def frame(pen: ImageDraw.ImageDraw, box: Spot, shade: Color, width: int) -> None:
+    """A rectangle with a thin dark rim inside, which keeps it visible on its own color."""
     left, top, right, bottom = box[0], box[1], box[2] - 1, box[3] - 1
     pen.rectangle((left, top, right, bottom), outline=shade, width=width)
     if min(right - left, bottom - top) > 4 * width:
@@ -179,7 +179,7 @@ def free_place(canvas: Image.Image, text: str, box: Spot, taken: Sequence[Spot])
     return next((spot for spot in spots if not any(meets(spot, other) for other in taken)), spots[0])
 
 
-def write(canvas: Image.Image, text: str, place: Spot, shade: Colour) -> None:
+def write(canvas: Image.Image, text: str, place: Spot, shade: Color) -> None:
     pen, letters = ImageDraw.Draw(canvas), font(canvas)
     pen.rectangle((place[0], place[1], place[2] - 1, place[3] - 1), fill=shade)
     left, top, _, _ = pen.textbbox((0, 0), text, letters)
@@ -190,8 +190,8 @@ def meets(one: Spot, other: Spot) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def with_legend(canvas: Image.Image, entries: Sequence[tuple[str, Colour]]) -> Image.Image:
-    """The image with a strip below that names its colours."""
+def with_legend(canvas: Image.Image, entries: Sequence[tuple[str, Color]]) -> Image.Image:
+    """The image with a strip below that names its colors."""
     if not entries:
         return canvas
     letters = font(canvas)

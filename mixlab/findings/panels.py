@@ -15,7 +15,7 @@ TITLE = 0.3  # inches for two lines above a panel
 HEAD = 0.25  # inches for the title of a sheet
 GAP = 0.06  # inches between panels
 VEIL = 0.55  # how much of an image a map over it hides
-OUTLIERS = 99.5  # the percentile of the magnitudes that a signed map shows in full colour
+OUTLIERS = 99.5  # the percentile of the magnitudes that a signed map shows in full color
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def draw_panel(axes: Any, panel: Panel) -> None:
         return
     height, width = panel.over.shape[:2]
     box = (-0.5, width - 0.5, height - 0.5, -0.5)
-    axes.imshow(grey(panel.over), cmap="gray", vmin=0, vmax=1, extent=box)
+    axes.imshow(gray(panel.over), cmap="gray", vmin=0, vmax=1, extent=box)
     smooth = "nearest" if min(panel.values.shape) < 2 else "bilinear"
     axes.imshow(panel.values, extent=box, alpha=VEIL, interpolation=smooth, **look)
 
@@ -94,7 +94,7 @@ def limits(panel: Panel) -> dict[str, float]:
     return {"vmin": low, "vmax": high if high > low else low + 1.0}
 
 
-def grey(image: Array) -> Array:
+def gray(image: Array) -> Array:
     """Lightness of an RGB image in [0, 1]."""
     lightness: Array = image.clip(0, 1) @ np.array([0.299, 0.587, 0.114])
     return lightness

@@ -1,4 +1,4 @@
-"""Matplotlib figures as inline SVG that takes its colours from the page, so that one picture serves light and dark."""
+"""Matplotlib figures as inline SVG that takes its colors from the page, so that one picture serves light and dark."""
 
 import html
 import importlib
@@ -14,7 +14,7 @@ from mixlab.core.errors import MixlabError
 INK, FAINT, SHADE = "#010101", "#010102", "#010103"  # stand-ins that become variables of the page's style sheet
 SERIES = tuple(f"#0102{index:02x}" for index in range(10))
 VARIABLES = {INK: "--ink", FAINT: "--faint", SHADE: "--shade"} | {
-    colour: f"--series-{index}" for index, colour in enumerate(SERIES)
+    color: f"--series-{index}" for index, color in enumerate(SERIES)
 }
 STYLE = {
     "svg.hashsalt": "mixlab",
@@ -70,8 +70,8 @@ def inline_svg(figure: Any, prefix: str, label: str) -> str:
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'href="#', f'href="#{prefix}-', text)
     text = re.sub(r"url\(#", f"url(#{prefix}-", text)
-    for colour, variable in VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
+    for color, variable in VARIABLES.items():
+        text = text.replace(color, f"var({variable})")
     text = re.sub(r"font: (?:\w+ )?([\d.]+)px [^;\"]*", r"font: \1px var(--font)", text)
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mixlab.core.errors import DataError
+from mixlab.data.object_transforms import restored
 from mixlab.models.backbone import evaluating
 from mixlab.models.dense_model import DenseModel
 
@@ -84,8 +85,6 @@ def evaluate_detection(
 
     Targets of `eval_object_transform` are in pixels of the original images; detections are taken back to those.
     """
-    from mixlab.data.object_transforms import restored
-
     scores = DetectionScores(model.class_names if class_names is None else class_names)
     device = next(model.parameters()).device
     with evaluating(model), torch.inference_mode():

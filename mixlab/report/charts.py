@@ -19,9 +19,9 @@ EARLY = 0.2  # accuracies before this share of the epochs may leave the picture:
 
 @dataclass(frozen=True)
 class ChartStyle:
-    """How a model appears in every picture: colour and shape by rank, dashes when the colours start anew."""
+    """How a model appears in every picture: color and shape by rank, dashes when the colors start anew."""
 
-    colour: str
+    color: str
     marker: str
     dashes: str
 
@@ -49,8 +49,8 @@ def swatch(look: ChartStyle, prefix: str) -> str:
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set(xlim=(0, 1), ylim=(0, 1))
-        axes.plot((0, 1), (0.5, 0.5), look.dashes, color=look.colour)
-        axes.plot((0.5,), (0.5,), look.marker, color=look.colour, markersize=8)
+        axes.plot((0, 1), (0.5, 0.5), look.dashes, color=look.color)
+        axes.plot((0.5,), (0.5,), look.marker, color=look.color, markersize=8)
         return inline_svg(figure, prefix, "")
 
 
@@ -109,11 +109,11 @@ def curve_chart(
     with style():
         figure, axes = new_axes()
         for model, curve in reversed(curves.items()):  # the best on top
-            colour, dashes = look[model].colour, look[model].dashes
-            axes.plot(curve.epochs, curve.mean, dashes, color=colour)
-            axes.plot(curve.epochs[-1:], curve.mean[-1:], look[model].marker, color=colour, clip_on=False)
+            color, dashes = look[model].color, look[model].dashes
+            axes.plot(curve.epochs, curve.mean, dashes, color=color)
+            axes.plot(curve.epochs[-1:], curve.mean[-1:], look[model].marker, color=color, clip_on=False)
             if curve.low != curve.high:
-                axes.fill_between(curve.epochs, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+                axes.fill_between(curve.epochs, curve.low, curve.high, color=color, alpha=0.16, linewidth=0)
         axes.set_xlabel("epoch")
         axes.set_title(label, loc="left", fontsize=12)
         axes.xaxis.set_major_locator(need("matplotlib.ticker").MaxNLocator(6, integer=True))
@@ -164,9 +164,9 @@ def cost_chart(comparison: Comparison, cost: CostColumn) -> str | None:
                 accuracy,
                 yerr=model.spread,
                 fmt=look[model.name].marker,
-                color=look[model.name].colour,
+                color=look[model.name].color,
                 markersize=8 if on_frontier else 6.5,
-                markerfacecolor=look[model.name].colour if on_frontier else "none",
+                markerfacecolor=look[model.name].color if on_frontier else "none",
                 markeredgewidth=1.6,
                 elinewidth=1,
                 zorder=3,

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixlab.core.errors import ConfigError, MixlabError
+from mixlab.evals.cost.run_compute import flops_of_run
+from mixlab.evals.cost.summary import count, shadow
 from mixlab.findings.findings import Finding, Picture, read_finding
 from mixlab.findings.results import Comparison, read_comparison
+from mixlab.metrics.macs import macs_by_part
+from mixlab.models.weights import read_about
+from mixlab.training.run import read_config
 
 if TYPE_CHECKING:
     from mixlab.training.run import RunConfig
@@ -95,7 +100,7 @@ def collect(paths: Sequence[str | PathLike[str]], *, title: str = "Mixlab report
     files: dict[Path, tuple[str, Path]] = {}
     for path in paths:
         try:
-            found = list(recognised(Path(path)))
+            found = list(recognized(Path(path)))
             files |= {file.resolve(): (kind, file) for kind, file in found if file.resolve() not in files}
         except MixlabError as error:
             problems.append(str(error))
@@ -119,7 +124,7 @@ def collect(paths: Sequence[str | PathLike[str]], *, title: str = "Mixlab report
 # -- which files -----------------------------------------------------------------------------------
 
 
-def recognised(path: Path) -> Iterator[tuple[str, Path]]:
+def recognized(path: Path) -> Iterator[tuple[str, Path]]:
     """The files below a path that a report can read, each with its kind. Runs of a comparison are part of it."""
     if not path.exists():
         raise ConfigError(f"{path} does not exist. Expected {WANTED}.")
@@ -174,8 +179,6 @@ def read_compared(file: Path) -> Compared:
 
 
 def read_run(file: Path) -> TrainedRun:
-    from mixlab.training.run import read_config
-
     folder, config = file.parent, read_config(file)
     result: dict[str, Any] = {}
     if (folder / RESULT).exists():
@@ -199,11 +202,6 @@ def mapping(row: Any, file: Path) -> dict[str, Any]:
 
 def costs(weights: Path, run: "RunConfig", images: int | None) -> dict[str, float | None]:
     """Parameters and MACs of trained weights at their own image size, and the arithmetic of their training."""
-    from mixlab.evals.cost.run_compute import flops_of_run
-    from mixlab.evals.cost.summary import count, shadow
-    from mixlab.metrics.macs import macs_by_part
-    from mixlab.models.weights import read_about
-
     params = macs = 0
     configs = read_about(weights).configs
     for config in configs:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mixlab.core.errors import ConfigError
 from mixlab.core.processes import Processes
+from mixlab.metrics.macs import on_meta
 from mixlab.models.dense_model import DenseModel, Trainable
 from mixlab.models.model import Model
 
@@ -33,8 +34,6 @@ def bytes_per_image(model: Trainable, image_size: tuple[int, int]) -> int:
 
     Of a model on a backbone, only the backbone's maps are; what is built on them keeps about as much again.
     """
-    from mixlab.metrics.macs import on_meta
-
     if isinstance(model, DenseModel):
         return 2 * bytes_per_image(model.backbone, image_size)
 

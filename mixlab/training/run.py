@@ -297,7 +297,7 @@ class Preparation:
         if len(parts) == 1:
             return parts[0], val
         if not all(isinstance(part, ImageData) for part in parts):
-            raise DataError("Only splits of single labelled images can be joined: give one that holds both.")
+            raise DataError("Only splits of single labeled images can be joined: give one that holds both.")
         return Joined(*parts), val
 
     def build_model(self) -> Trainable:

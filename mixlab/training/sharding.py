@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mixlab.core.errors import TrainingError
 from mixlab.core.processes import Processes
+from mixlab.dense.files import build_dense
 from mixlab.models.build import build
 from mixlab.models.dense_model import DenseModel, Trainable
 from mixlab.models.ensemble import Ensemble
@@ -106,8 +107,6 @@ def whole(wrapped: Wrapped, model: Trainable, optimizer: torch.optim.Optimizer) 
 def copy_without_values(model: Trainable) -> Trainable:
     with torch.device("meta"):
         if isinstance(model, DenseModel):
-            from mixlab.dense.files import build_dense
-
             return build_dense(model.task, build(model.backbone.config), model.config.plain())
         parts = [build(backbone.config) for backbone in model.backbones]
         return Ensemble(parts, name=model.title, average=model.average) if isinstance(model, Ensemble) else parts[0]

@@ -16,7 +16,7 @@ from mixlab.core.processes import environment
 from mixlab.data.open import open_data, splits
 from mixlab.evals.cost.run_compute import flops_of_run
 from mixlab.evals.cost.speed import latency_ms, measure_speed, peak_memory_mb
-from mixlab.evals.cost.summary import count, summarise
+from mixlab.evals.cost.summary import count, summarize
 from mixlab.metrics.macs import macs
 from mixlab.models.config import ModelConfig
 from mixlab.models.model import Model
@@ -140,7 +140,7 @@ def check_before(
 def train_side_by_side(wanted: Sequence[tuple[RunConfig, Path]], *, jobs: int, progress: bool) -> None:
     """The longest first, so that none is left to run alone at the end."""
     waiting = [(config, place) for config, place in wanted if not (place / RESULT).exists()]
-    waiting.sort(key=lambda run: -summarise(run[0].model).macs)
+    waiting.sort(key=lambda run: -summarize(run[0].model).macs)
     works = {str(place): partial(run_quietly, config, place, progress=progress) for config, place in waiting}
     failed, stopped = run_side_by_side(works, jobs=jobs)
     if failed:

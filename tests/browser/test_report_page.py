@@ -209,8 +209,8 @@ CONTRAST = """() => {
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
   };
   const behind = (one) => {
-    const colour = getComputedStyle(one).backgroundColor;
-    return (rgb(colour)[3] ?? 1) === 1 || !one.parentElement ? colour : behind(one.parentElement);
+    const color = getComputedStyle(one).backgroundColor;
+    return (rgb(color)[3] ?? 1) === 1 || !one.parentElement ? color : behind(one.parentElement);
   };
   const poor = [];
   const words = `h1, h2, h3, h4, p, a, th, td, dt, dd, button, select, label, figcaption, code, .tag, .bar b,

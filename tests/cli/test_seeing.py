@@ -17,9 +17,9 @@ def run(verb: str, *arguments: str) -> None:
 def data(tmp_path: Path) -> Path:
     from PIL import Image
 
-    for name, grey in (("bright", 200), ("dark", 20)):
+    for name, gray in (("bright", 200), ("dark", 20)):
         (tmp_path / "data" / "val" / name).mkdir(parents=True)
-        Image.new("RGB", (40, 40), (grey,) * 3).save(tmp_path / "data" / "val" / name / "one.png")
+        Image.new("RGB", (40, 40), (gray,) * 3).save(tmp_path / "data" / "val" / name / "one.png")
     return tmp_path / "data"
 
 

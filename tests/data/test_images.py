@@ -43,7 +43,7 @@ def test_one_bit_becomes_black_and_white() -> None:
     assert (image.mode, image.getpixel((0, 0))) == ("L", 255)
 
 
-def test_a_palette_becomes_its_colours() -> None:
+def test_a_palette_becomes_its_colors() -> None:
     image = Image.new("P", (5, 5), 1)
     image.putpalette([0, 0, 0, 10, 20, 30])
     assert decode(packed(image)).getpixel((2, 2)) == (10, 20, 30)
@@ -94,7 +94,7 @@ def test_floats_from_0_to_1_are_scaled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
 def test_the_first_frame_of_an_animation_is_taken(form: str) -> None:
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 0, 255))]
+    frames = [Image.new("RGB", (8, 8), color) for color in ((255, 0, 0), (0, 0, 255))]
     buffer = io.BytesIO()
     frames[0].save(buffer, form, save_all=True, append_images=frames[1:])
     red, _, blue = decode(buffer.getvalue()).getpixel((4, 4))  # type: ignore[misc]

@@ -18,11 +18,11 @@ from mixlab.models.config import Preprocessing
 from mixlab.training.recipe import Augmentation
 from tests.data.make import Array, packed, picture, shard, shards
 
-GREY = Preprocessing(mean=(0.5,), std=(0.25,))
+GRAY = Preprocessing(mean=(0.5,), std=(0.25,))
 AUGMENTED = train_transform(
-    Augmentation(randaugment="rand-m9-mstd0.5-inc1", erasing=0.5, jitter=(0.4, 0.4, 0.4, 0.0)), (16, 16), GREY, 1
+    Augmentation(randaugment="rand-m9-mstd0.5-inc1", erasing=0.5, jitter=(0.4, 0.4, 0.4, 0.0)), (16, 16), GRAY, 1
 )
-PLAIN = eval_transform((8, 8), GREY, 1)
+PLAIN = eval_transform((8, 8), GRAY, 1)
 
 
 def images(count: int) -> ArrayData:
@@ -124,7 +124,7 @@ def test_impossible_numbers_are_an_error(wrong: dict[str, int]) -> None:
 # -- repeated augmentation -----------------------------------------------------------------------
 
 
-def test_repeats_of_a_sample_are_neighbours_and_the_epoch_is_as_long() -> None:
+def test_repeats_of_a_sample_are_neighbors_and_the_epoch_is_as_long() -> None:
     loader = make(images(24), repeats=3)
     seen = [index for batch in indices(loader.epoch(0)) for index in batch]
     assert len(seen) == 24

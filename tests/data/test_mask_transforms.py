@@ -14,7 +14,7 @@ from mixlab.data.seeding import seeded
 from mixlab.models.config import Preprocessing
 from mixlab.training.recipe import Augmentation, load_recipe
 
-GREY = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="nearest")
+GRAY = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="nearest")
 
 
 def sample(height: int = 60, width: int = 90) -> Masked:
@@ -33,7 +33,7 @@ def classes_shown(image: torch.Tensor) -> torch.Tensor:
 
 
 def test_image_and_mask_stay_together() -> None:
-    transform = train_mask_transform(words(), (48, 40), GREY, 3)
+    transform = train_mask_transform(words(), (48, 40), GRAY, 3)
     sizes = set()
     for seed in range(20):
         with seeded(seed):
@@ -43,14 +43,14 @@ def test_image_and_mask_stay_together() -> None:
         assert mask.dtype == torch.int64
         learned = mask != IGNORE
         assert torch.equal(classes_shown(image)[learned], mask[learned])
-        assert (image[:, ~learned] == 0).all()  # padded with the mean colour
+        assert (image[:, ~learned] == 0).all()  # padded with the mean color
         sizes.add(int(learned.sum()))
     assert max(sizes) == 48 * 40
     assert min(sizes) < 48 * 40
 
 
 def test_the_same_seed_gives_the_same_sample() -> None:
-    transform = train_mask_transform(words(jitter=(0.5, 0.5, 0.5, 0.25), interpolation="random"), (32, 32), GREY, 3)
+    transform = train_mask_transform(words(jitter=(0.5, 0.5, 0.5, 0.25), interpolation="random"), (32, 32), GRAY, 3)
     results = []
     for seed in (1, 1, 2):
         with seeded(seed):
@@ -61,15 +61,15 @@ def test_the_same_seed_gives_the_same_sample() -> None:
 
 
 def test_a_flip_mirrors_both() -> None:
-    sure, never = (train_mask_transform(words(flip=p, scale=(1, 1)), (60, 90), GREY, 3) for p in (1.0, 0.0))
+    sure, never = (train_mask_transform(words(flip=p, scale=(1, 1)), (60, 90), GRAY, 3) for p in (1.0, 0.0))
     (flipped, mirrored), (image, mask) = sure(sample()), never(sample())
     assert torch.equal(flipped.flip(-1), image)
     assert torch.equal(mirrored.flip(-1), mask)
 
 
-def test_colours_change_the_image_alone() -> None:
+def test_colors_change_the_image_alone() -> None:
     calm, loud = (
-        train_mask_transform(words(flip=0, scale=(1, 1), jitter=jitter), (60, 90), GREY, 3)
+        train_mask_transform(words(flip=0, scale=(1, 1), jitter=jitter), (60, 90), GRAY, 3)
         for jitter in (None, (0.5, 0.5, 0.5, 0.25))
     )
     assert not torch.equal(calm(sample())[0], loud(sample())[0])
@@ -117,17 +117,17 @@ def test_what_is_ignored_is_no_class_of_a_crop() -> None:
 
 @pytest.mark.parametrize("short_side", [None, 30, 120])
 def test_evaluation_resizes_the_image_and_leaves_the_truth(short_side: int | None) -> None:
-    image, mask = eval_mask_transform(short_side, GREY, 3)(sample())
+    image, mask = eval_mask_transform(short_side, GRAY, 3)(sample())
     assert image.shape == ((3, 60, 90) if short_side is None else (3, short_side, short_side * 3 // 2))
     assert torch.equal(mask, torch.from_numpy(sample().mask.astype(np.int64)))
 
 
-def test_grey_models_take_colour_images() -> None:
-    grey = Preprocessing(mean=(0.5,), std=(0.5,))
-    assert eval_mask_transform(30, grey, 1)(sample())[0].shape == (1, 30, 45)
-    assert train_mask_transform(words(), (32, 32), grey, 1)(sample())[0].shape == (1, 32, 32)
+def test_grey_models_take_color_images() -> None:
+    gray = Preprocessing(mean=(0.5,), std=(0.5,))
+    assert eval_mask_transform(30, gray, 1)(sample())[0].shape == (1, 30, 45)
+    assert train_mask_transform(words(), (32, 32), gray, 1)(sample())[0].shape == (1, 32, 32)
     with pytest.raises(DataError, match="3 channels"):
-        eval_mask_transform(30, grey, 3)
+        eval_mask_transform(30, gray, 3)
 
 
 def test_the_published_recipe_for_ade20k_is_understood() -> None:
@@ -147,9 +147,9 @@ def test_the_published_recipe_for_ade20k_is_understood() -> None:
 )
 def test_what_masks_cannot_follow_is_an_error(augmentation: Augmentation, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        train_mask_transform(augmentation, (32, 32), GREY, 3)
+        train_mask_transform(augmentation, (32, 32), GRAY, 3)
 
 
 def test_an_impossible_side_is_an_error() -> None:
     with pytest.raises(ConfigError, match="1 px or more"):
-        eval_mask_transform(0, GREY, 3)
+        eval_mask_transform(0, GRAY, 3)

@@ -91,11 +91,11 @@ def test_a_value_outside_the_classes_names_file_and_value(tmp_path: Path) -> Non
 
 
 def test_masks_that_do_not_fit_are_errors_that_training_may_skip(tmp_path: Path) -> None:
-    root = folder(tmp_path, {"size": labels(0, size=(12, 9)), "colour": labels(0), "broken": labels(0)})
-    picture(0, SIZE).save(root / "masks" / "train" / "colour.png")
+    root = folder(tmp_path, {"size": labels(0, size=(12, 9)), "color": labels(0), "broken": labels(0)})
+    picture(0, SIZE).save(root / "masks" / "train" / "color.png")
     (root / "masks" / "train" / "broken.png").write_bytes(b"no image")
     data = open_masks(root, "train")
-    said = {"broken": "not a readable image", "colour": "colour image", "size": "12 x 9 px, its image .* 12 x 10"}
+    said = {"broken": "not a readable image", "color": "color image", "size": "12 x 9 px, its image .* 12 x 10"}
     for index, (name, message) in enumerate(sorted(said.items())):
         with pytest.raises(UnreadableImage, match=f"{name}.png.*{message}") as caught:
             data.read(index)

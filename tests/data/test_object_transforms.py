@@ -71,7 +71,7 @@ def test_masks_and_boxes_follow_the_pixels(crop: RandomCrop | None) -> None:
         counts.add(len(target["labels"]))
         for label, box, mask in zip(target["labels"], target["boxes"], target["masks"], strict=True):
             wrong = mask != (levels(image) == 100 + label)
-            assert wrong.sum() <= (0 if crop is None else max(wrong.shape))  # a centre may lie between two pixels
+            assert wrong.sum() <= (0 if crop is None else max(wrong.shape))  # a center may lie between two pixels
             rows, columns = torch.nonzero(mask, as_tuple=True)
             tight = torch.stack((columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
             assert (box - tight).abs().max() <= 1  # a box ends between pixels, a mask does not
@@ -197,12 +197,12 @@ def test_interpolation_is_that_of_a_plain_resize() -> None:
 
 
 def test_grey_images_and_grey_models_work() -> None:
-    grey = Preprocessing(mean=(0.5,), std=(0.25,))
-    assert train(preprocessing=grey, channels=1, jitter=(0.4, 0.4, 0.4, 0.1))(SAMPLE)[0].shape[0] == 1
+    gray = Preprocessing(mean=(0.5,), std=(0.25,))
+    assert train(preprocessing=gray, channels=1, jitter=(0.4, 0.4, 0.4, 0.1))(SAMPLE)[0].shape[0] == 1
     assert train()(Annotated(SAMPLE.image.convert("L"), SAMPLE.objects))[0].shape[0] == 3
 
 
-def test_jitter_changes_colours_alone() -> None:
+def test_jitter_changes_colors_alone() -> None:
     plain, target = train(shorter=(60,), flip=0.0)(SAMPLE)
     jittered, same = train(shorter=(60,), flip=0.0, jitter=(0.5, 0.5, 0.5, 0.1))(SAMPLE)
     assert not torch.equal(plain, jittered)

@@ -14,7 +14,7 @@ from mixlab.models.config import Preprocessing
 from mixlab.training.recipe import Augmentation
 from tests.data.make import picture
 
-GREY = Preprocessing(mean=(0.5,), std=(0.25,))
+GRAY = Preprocessing(mean=(0.5,), std=(0.25,))
 POLICIES: list[dict[str, Any]] = [{"randaugment": "rand-m9-mstd0.5-inc1"}, {"three_augment": True}]
 EVERYTHING: dict[str, Any] = {
     "randaugment": "rand-m9-mstd0.5-inc1",
@@ -27,10 +27,10 @@ EVERYTHING: dict[str, Any] = {
 @pytest.mark.parametrize("crop", ["random_resized", "squash", "center", "padded", "rescaled"])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_crop_gives_the_size_for_grey_and_colour(channels: int, mode: str, crop: str) -> None:
+def test_every_crop_gives_the_size_for_grey_and_color(channels: int, mode: str, crop: str) -> None:
     for policy in POLICIES:
         augmentation = Augmentation(**{**EVERYTHING, "randaugment": None, **policy, "crop": crop})
-        transform = train_transform(augmentation, (40, 56), GREY if channels == 1 else Preprocessing(), channels)
+        transform = train_transform(augmentation, (40, 56), GRAY if channels == 1 else Preprocessing(), channels)
         for number in range(5):
             tensor = transform(picture(number, (33, 57)).convert(mode))
             assert (tensor.shape, tensor.dtype) == ((channels, 40, 56), torch.float32)
@@ -70,8 +70,8 @@ def test_evaluation_at_a_size_that_is_not_square_keeps_proportions() -> None:
     assert eval_transform((20, 60), Preprocessing(), 3)(image).shape == (3, 20, 60)
 
 
-def test_normalisation_uses_mean_and_std() -> None:
-    tensor = eval_transform((4, 4), GREY, 1)(Image.new("L", (4, 4), 255))
+def test_normalization_uses_mean_and_std() -> None:
+    tensor = eval_transform((4, 4), GRAY, 1)(Image.new("L", (4, 4), 255))
     assert torch.allclose(tensor, torch.full((1, 4, 4), 2.0))
 
 
@@ -87,7 +87,7 @@ def test_means_for_another_number_of_channels_are_an_error() -> None:
 
 def test_a_factor_below_one_leaves_a_border() -> None:
     white = Image.new("L", (30, 30), 255)
-    transform = train_transform(Augmentation(crop="rescaled", scale=(0.5, 0.5)), (20, 20), GREY, 1)
+    transform = train_transform(Augmentation(crop="rescaled", scale=(0.5, 0.5)), (20, 20), GRAY, 1)
     assert int((transform(white) > 0).sum()) == 100
 
 

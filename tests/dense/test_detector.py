@@ -98,7 +98,7 @@ def test_parameters_are_those_of_the_papers(
 
 
 def bright_objects() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """A wide and a high rectangle, each in the colour of its class, and an image without any."""
+    """A wide and a high rectangle, each in the color of its class, and an image without any."""
     pictures = [torch.zeros(3, 64, 64), torch.zeros(3, 64, 64)]
     boxes, labels = torch.tensor([[4.0, 8, 36, 24], [40, 20, 56, 56]]), torch.tensor([0, 2])
     masks = torch.zeros(2, 64, 64, dtype=torch.bool)
@@ -235,8 +235,8 @@ def test_anchors_stand_on_cells_at_the_stride_also_where_the_map_was_rounded_up(
 
     (anchors, _) = Anchors((32, 512), (4, 64))(Two(), [torch.zeros(2, 1, 2, 3), torch.zeros(2, 1, 2, 2)])
     assert len(anchors) == 3 * (6 + 4)
-    centres = (anchors[:, :2] + anchors[:, 2:]) / 2
-    assert centres[-1].tolist() == [64, 64]
+    centers = (anchors[:, :2] + anchors[:, 2:]) / 2
+    assert centers[-1].tolist() == [64, 64]
     sides = anchors[:3, 2:] - anchors[:3, :2]
     torch.testing.assert_close(sides.prod(1), torch.full((3,), 32.0**2))
     torch.testing.assert_close(sides[:, 1] / sides[:, 0], torch.tensor([0.5, 1.0, 2.0]))

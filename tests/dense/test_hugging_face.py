@@ -32,7 +32,7 @@ def upernet() -> UperNetForSemanticSegmentation:
 
 
 @pytest.mark.parametrize("name", PICO)
-def test_the_maps_and_the_initialisation_are_our_own(name: str) -> None:
+def test_the_maps_and_the_initialization_are_our_own(name: str) -> None:
     torch.manual_seed(0)
     wrapped = AutoBackbone.from_config(backbone_config(name)).eval()
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def test_a_head_comes_back_with_its_backbone(tmp_path: Path) -> None:
         assert torch.equal(loaded(image).logits, model(image).logits)
 
 
-def test_what_a_file_lacks_gets_our_initialisation(tmp_path: Path) -> None:
+def test_what_a_file_lacks_gets_our_initialization(tmp_path: Path) -> None:
     model = upernet()
     state = {name: value for name, value in model.state_dict().items() if not name.startswith("backbone.")}
     model.save_pretrained(tmp_path, state_dict=state)

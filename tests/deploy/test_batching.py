@@ -57,7 +57,7 @@ def test_a_bad_item_harms_no_other_of_its_batch() -> None:
     batcher.close()
 
 
-def test_a_cancelled_item_is_not_computed() -> None:
+def test_a_canceled_item_is_not_computed() -> None:
     double = Doubler()
     batcher = Batcher(double, most=1, wait=0)
     batcher.start()

@@ -13,7 +13,7 @@ import mixlab
 from mixlab.cli import main
 from mixlab.core.compat import has_onednn_products
 from mixlab.core.errors import CompileError, ConfigError, ImageError
-from mixlab.deploy import optimize as optimise
+from mixlab.deploy import optimize as optimizing
 from mixlab.deploy.export import open_export
 from mixlab.deploy.folding import fold, keep_packed, pack
 from mixlab.deploy.optimize import Optimized, optimize
@@ -43,7 +43,7 @@ def scores(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", PICOS)
-def test_the_optimised_model_computes_the_same_at_any_size(name: str) -> None:
+def test_the_optimized_model_computes_the_same_at_any_size(name: str) -> None:
     model, images = trained(name), torch.randn(2, 3, 64, 96)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     fast = optimize(model, images, compile=False)
@@ -181,7 +181,7 @@ def test_a_form_that_computes_something_else_is_not_taken(monkeypatch: pytest.Mo
             next(model.parameters()).add_(1.0)
         return said
 
-    monkeypatch.setattr(optimise, "fold", spoil)
+    monkeypatch.setattr(optimizing, "fold", spoil)
     model, images = trained("convformer_pico"), torch.randn(1, 3, 64, 64)
     fast = optimize(model, images, compile=False)
     assert fast.report is not None
@@ -211,7 +211,7 @@ def test_scales_behind_an_exchange_of_scales_stay() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_other_floats_are_optimised_too(dtype: torch.dtype) -> None:
+def test_other_floats_are_optimized_too(dtype: torch.dtype) -> None:
     model, images = trained("convformer_pico").to(dtype), torch.randn(1, 3, 64, 64).to(dtype)
     fast = optimize(model, images, compile=False)
     torch.testing.assert_close(fast(images), scores(model, images), rtol=1e-2, atol=1e-2)
@@ -219,7 +219,7 @@ def test_other_floats_are_optimised_too(dtype: torch.dtype) -> None:
 
 def test_bad_input_is_an_error_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = trained("convformer_pico"), torch.randn(1, 3, 64, 64)
-    monkeypatch.setattr(optimise, "fold", lambda model: pytest.fail("it began to work"))
+    monkeypatch.setattr(optimizing, "fold", lambda model: pytest.fail("it began to work"))
     with pytest.raises(ImageError):
         optimize(model, images[0])
     with pytest.raises(ConfigError, match="takes a Mixlab model"):
@@ -228,7 +228,7 @@ def test_bad_input_is_an_error_before_any_work(monkeypatch: pytest.MonkeyPatch) 
         optimize(model, images, bound=2.0)
     with pytest.raises(ConfigError, match="one image or more"):
         optimize(model, images[:0])
-    monkeypatch.setattr(optimise, "has_compiler", lambda: False)
+    monkeypatch.setattr(optimizing, "has_compiler", lambda: False)
     with pytest.raises(CompileError, match="C\\+\\+ compiler"):
         optimize(model, images, compile=True)
 

@@ -32,7 +32,7 @@ def truncated_jpeg(number: int = 0) -> bytes:
 
 
 def bomb(side: int = 10_000) -> bytes:
-    """A grey PNG of side x side pixels: a hundred megapixels in a hundred kilobytes."""
+    """A gray PNG of side x side pixels: a hundred megapixels in a hundred kilobytes."""
     squeeze = zlib.compressobj(9)
     rows = b"".join(squeeze.compress(bytes(side + 1)) for _ in range(side)) + squeeze.flush()
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Classifiers for the tests of robustness: one that reads its answer off the colour, and one that learned digits."""
+"""Classifiers for the tests of robustness: one that reads its answer off the color, and one that learned digits."""
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,8 @@ from mixlab.models.config import Preprocessing
 SIDE = 32
 
 
-class ByColour(nn.Module):
-    """The mean colour names the most likely class (red + 256 * green) and the next one (blue)."""
+class ByColor(nn.Module):
+    """The mean color names the most likely class (red + 256 * green) and the next one (blue)."""
 
     def forward(self, images: Tensor) -> Tensor:
         red, green, blue = (255 * images.mean((2, 3))).round().long().unbind(1)
@@ -24,10 +24,10 @@ class ByColour(nn.Module):
         return scores.scatter_(1, (red + 256 * green)[:, None], 2.0)
 
 
-def by_colour(crop: float = 1.0) -> Subject:
+def by_color(crop: float = 1.0) -> Subject:
     return Subject(
-        name="by colour",
-        model=ByColour(),
+        name="by color",
+        model=ByColor(),
         image_size=(SIDE, SIDE),
         in_channels=3,
         num_classes=1000,
@@ -36,7 +36,7 @@ def by_colour(crop: float = 1.0) -> Subject:
     )
 
 
-def colour(best: int, second: int = 255) -> tuple[int, int, int]:
+def color(best: int, second: int = 255) -> tuple[int, int, int]:
     return best % 256, best // 256, second
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import mixlab
 from mixlab.core.errors import ConfigError, MacsError
-from mixlab.evals.cost.summary import stored_counts, summarise
+from mixlab.evals.cost.summary import stored_counts, summarize
 from mixlab.metrics.macs import macs_by_part
 from mixlab.models.config import Reported
 from mixlab.models.zoo import ensemble_row, model_config
@@ -41,7 +41,7 @@ AUTHORS = {
 @functools.cache
 def counted(name: str, size: int) -> int:
     """At a model's own size what is stored, which `test_summary` counts again."""
-    if summarise(name).image_size == (size, size):
+    if summarize(name).image_size == (size, size):
         return stored_counts()[name]["macs"]
     with torch.device("meta"):
         model = mixlab.create_model(name)

@@ -103,7 +103,7 @@ def receptive_fields(folder: Path) -> Path:
         columns=("model", "block", "area of 50 %", "cross"),
         table=tuple((name, "stages.2", 0.11 * (index + 1), index == 1) for index, name in enumerate(fields)),
         settings={"images": 50, "image size": "96 x 96 px"},
-        pictures=(Picture(name="erf", caption="What the centre of the last map listens to"),),
+        pictures=(Picture(name="erf", caption="What the center of the last map listens to"),),
         command="mixlab erf convformer_pico sequencer2d_pico hpx_former_pico --out erf",
         machine=MACHINE,
     )

@@ -73,7 +73,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     assert not re.search(r"https?://|@import|<link|<img|\bsrc=", text)
 
 
-def test_colours_come_from_the_style_sheet() -> None:
+def test_colors_come_from_the_style_sheet() -> None:
     body = crowded().partition("</style>")[2]
     assert "#0102" not in body
     assert "#0101" not in body

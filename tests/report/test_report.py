@@ -76,7 +76,7 @@ def test_nothing_is_loaded_from_elsewhere(page: Page, text: str) -> None:
 
 def test_pictures_are_inside_the_page_with_their_captions(page: Page, inputs: list[Path]) -> None:
     found = {str(image["alt"]): str(image["src"]) for image in page.all("img") if image.get("src")}
-    kind, content = found["What the centre of the last map listens to"].split(",")
+    kind, content = found["What the center of the last map listens to"].split(",")
     assert kind == "data:image/svg+xml;base64"
     folder = next(path for path in inputs if path.name == "erf")
     assert base64.b64decode(content) == (folder / "erf.svg").read_bytes()
@@ -100,7 +100,7 @@ def test_robustness_bars_put_models_side_by_side(text: str) -> None:
     rows = dict(re.findall(r'<div class="row"><span>(.*?)</span>(.*?)</div></div>', text, re.S))
     rows = {re.sub("<wbr>", "", label): bars for label, bars in rows.items()}
     assert set(CORRUPTIONS) <= set(rows)
-    shares = re.findall(r"--share: ([\d.]+); --colour: var\(--series-(\d)\)", rows["gaussian_noise"])
+    shares = re.findall(r"--share: ([\d.]+); --color: var\(--series-(\d)\)", rows["gaussian_noise"])
     assert shares == [("0.12", "0"), ("0.15", "1")]
     assert re.findall(r"<b>(.*?)</b>", rows["FGSM 1/255"]) == ["68.0", "65.0"]
 

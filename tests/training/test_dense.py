@@ -46,7 +46,7 @@ def test_a_run_can_be_stopped_resumed_evaluated_and_shown(task: str, tmp_path: P
     found = evaluate_dense(weights, "digit-scenes", split="test", workers=0, device="cpu")
     assert found[METRIC[task]] == pytest.approx(whole.test[METRIC[task]])
 
-    picture = tmp_path / "grey.png"
+    picture = tmp_path / "gray.png"
     Image.new("L", (57, 33), 99).save(picture)
     (told,) = predict_dense(weights, [picture], out=tmp_path / "drawn", threshold=0.0)
     assert Image.open(told["picture"]).size[0] >= 57

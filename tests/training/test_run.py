@@ -179,7 +179,7 @@ def test_evaluation_and_prediction_use_the_file_alone(tmp_path: Path) -> None:
     searched = mixlab.evaluate(file, "digits", split="test", search_crop=True, workers=0)
     assert searched["top1"] >= found["top1"]
     assert searched["crop_searched"] == 1
-    image = tmp_path / "grey.png"
+    image = tmp_path / "gray.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (57, 33), dtype=np.uint8)).save(image)
     (one,) = mixlab.predict(file, [image], top=3)
     assert len(one.classes) == 3

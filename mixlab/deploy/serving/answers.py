@@ -66,7 +66,7 @@ class ClassShare(BaseModel):
     name: str
     index: int = Field(description="of the class, and in the mask")
     share: float = Field(ge=0, le=1, description="of the image's pixels")
-    colour: str = Field(description="in the mask, #rrggbb")
+    color: str = Field(description="in the mask, #rrggbb")
 
 
 class SeenMask(Seen):
@@ -89,7 +89,7 @@ class FoundObject(BaseModel):
     index: int = Field(description="of the class")
     score: float = Field(ge=0, le=1)
     box: Box
-    colour: str = Field(description="of the class, #rrggbb")
+    color: str = Field(description="of the class, #rrggbb")
     mask: str | None = Field(
         default=None, description="data URI of a PNG of the image's size with a palette: 1 is the object, 0 is not"
     )

@@ -1,4 +1,4 @@
-"""Maps and masks as small PNGs: their palette indices are the data, their colours are to be laid over an image."""
+"""Maps and masks as small PNGs: their palette indices are the data, their colors are to be laid over an image."""
 
 import base64
 from io import BytesIO
@@ -8,7 +8,7 @@ from PIL import Image
 
 from mixlab.data.dense import IGNORE
 from mixlab.data.kinds import Array
-from mixlab.findings.drawing import BACKGROUND, colour
+from mixlab.findings.drawing import BACKGROUND, color
 
 # a path from blue over yellow to red whose opacity grows: (value, red, green, blue, alpha)
 HEAT = (
@@ -28,26 +28,26 @@ def heat_png(values: Array) -> str:
 
 def classes_png(mask: Array, names: tuple[str, ...]) -> str:
     """The class of every pixel (H, W); a class called 'background' and pixels without one are transparent."""
-    colours = np.array([colour(number) for number in range(PALETTE)])
+    colors = np.array([color(number) for number in range(PALETTE)])
     alpha = np.full(PALETTE, 255)
     clear = [number for number, name in enumerate(names) if name == BACKGROUND]
     alpha[[*clear, IGNORE]] = 0
-    return indexed(mask, colours, alpha)
+    return indexed(mask, colors, alpha)
 
 
 def object_png(mask: Array, number: int) -> str:
-    """One object's pixels (H, W), True where it is, in the colour of its class."""
-    return indexed(mask.astype(np.uint8), np.array([(0, 0, 0), colour(number)]), np.array([0, 255]))
+    """One object's pixels (H, W), True where it is, in the color of its class."""
+    return indexed(mask.astype(np.uint8), np.array([(0, 0, 0), color(number)]), np.array([0, 255]))
 
 
-def indexed(pixels: Array, colours: Array, alpha: Array) -> str:
+def indexed(pixels: Array, colors: Array, alpha: Array) -> str:
     """A data URI of a palette PNG."""
     image = Image.fromarray(pixels)
-    image.putpalette(colours.astype(np.uint8).tobytes())
+    image.putpalette(colors.astype(np.uint8).tobytes())
     kept = BytesIO()
     image.save(kept, "PNG", transparency=alpha.astype(np.uint8).tobytes(), compress_level=4)
     return "data:image/png;base64," + base64.b64encode(kept.getvalue()).decode()
 
 
-def css_colour(number: int) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour(number))
+def css_color(number: int) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*color(number))

@@ -20,7 +20,8 @@ from mixlab.dense.segmentation import segment
 from mixlab.dense.segmenter import Segmenter
 from mixlab.deploy.serving import answers
 from mixlab.deploy.serving.images import decoded
-from mixlab.deploy.serving.overlays import classes_png, css_colour, heat_png, object_png
+from mixlab.deploy.serving.overlays import classes_png, css_color, heat_png, object_png
+from mixlab.evals.inspect.saliency import grad_cam
 from mixlab.evals.quality.dense import class_shares, detect, names_of
 from mixlab.models.dense_model import DenseModel
 from mixlab.models.model import Model
@@ -80,7 +81,7 @@ class ClassPredictor:
         return PreparedImage(self.transform(image), image.width, image.height, self.seen_part(image), asked)
 
     def seen_part(self, image: Image.Image) -> list[float]:
-        """Left, top, right, bottom of the centre crop, in the image's pixels."""
+        """Left, top, right, bottom of the center crop, in the image's pixels."""
         height, width = self.resize.size_of(image)
         top, left = round((height - self.image_size[0]) / 2), round((width - self.image_size[1]) / 2)
         across, down = image.width / width, image.height / height
@@ -101,8 +102,6 @@ class ClassPredictor:
 
     def maps(self, images: Tensor, targets: Tensor) -> Tensor:
         """Class-activation maps (B, H, W); of an ensemble the mean of its members'."""
-        from mixlab.evals.inspect.saliency import grad_cam
-
         targets = targets.to(images.device)
         maps = [grad_cam(backbone, images, targets) for backbone in self.model.backbones]
         return torch.stack(maps).mean(0).detach().cpu()
@@ -158,7 +157,7 @@ class SegmentationPredictor(OneByOne):
         mask = segment(self.model, image)
         shares = sorted(class_shares(mask, self.classes).items(), key=lambda row: -row[1])
         classes = [
-            answers.ClassShare(name=self.names[number], index=number, share=share, colour=css_colour(number))
+            answers.ClassShare(name=self.names[number], index=number, share=share, color=css_color(number))
             for number, share in shares
         ]
         png = classes_png(mask, self.names) if asked.mask else None
@@ -198,7 +197,7 @@ class DetectionPredictor(OneByOne):
             index=number,
             score=min(score, 1.0),
             box=[left, top, right, bottom],
-            colour=css_colour(number),
+            color=css_color(number),
             mask=mask,
         )
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from mixlab.core.errors import MixlabError, PrecisionError, require
+from mixlab.core.processes import choose_device
 from mixlab.evals.cost.bench_case import BenchRow, Case, Conditions, measure_case, row_of
 from mixlab.evals.cost.bench_figures import throughput_bars
 from mixlab.evals.cost.execution import Execution, check_dtype
@@ -121,9 +122,9 @@ def executions_of(
     """Inference, and a training step and compiled code beside it where asked for."""
     steps = [(False, "none"), *([(True, optimizer)] if training else [])]
     return [
-        Execution(training=trains, dtype=dtype, layout=layout, compiled=compiles, optimizer=optimises)
+        Execution(training=trains, dtype=dtype, layout=layout, compiled=compiles, optimizer=optimizes)
         for dtype in dict.fromkeys(dtypes)
-        for trains, optimises in steps
+        for trains, optimizes in steps
         for compiles in ([False, True] if compiled else [False])
     ]
 
@@ -176,8 +177,6 @@ def bench(
     After Ctrl-C the settings of the finding say `interrupted`.
     """
     need("matplotlib.figure")
-    from mixlab.core.processes import choose_device
-
     executions = executions_of(dtypes, training=training, compiled=compiled, layout=layout, optimizer=optimizer)
     cases = cases_of(models, sizes, batches, executions)
     own: dict[str, Any] = {"changes": dict(changes or {}), "against": against, "skip": tuple(skip)}

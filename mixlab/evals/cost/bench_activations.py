@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mixlab.core.errors import ConfigError, MacsError, near_misses, require
+from mixlab.core.processes import choose_device
 from mixlab.evals.cost.bench import Watch, reason_of, threads_set
 from mixlab.evals.cost.bench_case import machine_line
-from mixlab.evals.cost.bench_figures import bars, colours_of
+from mixlab.evals.cost.bench_figures import bars, colors_of
 from mixlab.evals.cost.execution import DTYPES, check_dtype, require_compiler, wait_for
 from mixlab.findings.findings import Finding, Picture, finding
 from mixlab.findings.svg import need
@@ -186,8 +187,6 @@ def bench_activations(
 ) -> tuple[Finding, dict[str, Any]]:
     """All activations, or some of them, in turns. The baseline of the ratios always runs."""
     need("matplotlib.figure")
-    from mixlab.core.processes import choose_device
-
     for name in names:
         if name not in FORMULAS:
             raise ConfigError(f"Unknown activation {name!r}. {near_misses(name, FORMULAS)}")
@@ -245,8 +244,8 @@ def report(rows: Sequence[ActivationRow], plan: Rounds) -> tuple[Finding, dict[s
     ran = [(row.activation, row.runs_per_second, row) for row in rows if row.runs_per_second is not None]
     entries = [(name, speed, f"{speed:,.0f}, FLOPs per unit: {row.flops}") for name, speed, row in ran]
     heading = f"{rows[0].mode}, {rows[0].units:,} units, {rows[0].dtype}"
-    colours = colours_of([row.activation for row in rows])
-    drawn = {"activations": bars("Activations alone", {heading: entries}, "runs per second", colours)} if ran else {}
+    colors = colors_of([row.activation for row in rows])
+    drawn = {"activations": bars("Activations alone", {heading: entries}, "runs per second", colors)} if ran else {}
     found = finding(
         "bench_activations",
         "Activations alone",

@@ -20,6 +20,7 @@ from mixlab.findings.results import describe_machine
 from mixlab.metrics.macs import macs
 from mixlab.metrics.timing import Ratio, Rounds, Run, Timing, percentiles, take_turns
 from mixlab.models.backbone import Backbone
+from mixlab.training.fits import free_bytes
 
 SKIPPABLE = ("memory", "compile_time")
 LATENCY_RUNS = 100  # what the 99th percentile takes
@@ -210,8 +211,6 @@ def timing_of(seconds: Sequence[float], case: Case) -> dict[str, Any]:
 
 def peak_of(case: Case, conditions: Conditions) -> float | None:
     """Mebibytes on a CPU; an error if that, and as much for a peer, is not free. Compiled code is not asked."""
-    from mixlab.training.fits import free_bytes
-
     if conditions.device.type != "cpu" or case.execution.compiled or "memory" in conditions.skip:
         return None
     how: dict[str, Any] = {"batch": case.batch, "execution": asdict(case.execution), "overrides": conditions.changes}

@@ -9,9 +9,9 @@ from typing import Any
 from mixlab.findings.findings import figure
 from mixlab.findings.svg import need
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5539", "#5f5f5f")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5539", "#5f5f5f")
 MARKERS = "osD^vPX*"
-DASHES = ("-", "--", ":")  # when the colours start anew
+DASHES = ("-", "--", ":")  # when the colors start anew
 BAR = 0.28  # inches
 ROOM = 1.5  # times the longest bar: for the text behind it
 
@@ -25,7 +25,7 @@ def plain_style() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Curve:
-    """Costs against size. The colour goes with the name, the label into the legend."""
+    """Costs against size. The color goes with the name, the label into the legend."""
 
     name: str
     label: str
@@ -43,9 +43,9 @@ def tidy(axes: Any, title: str) -> None:
 
 
 def bars(
-    title: str, groups: Mapping[str, Sequence[tuple[str, float, str]]], unit: str, colours: Mapping[str, str]
+    title: str, groups: Mapping[str, Sequence[tuple[str, float, str]]], unit: str, colors: Mapping[str, str]
 ) -> Any:
-    """Horizontal bars in groups: of each a name, a value and a text behind it. The colour goes with the name."""
+    """Horizontal bars in groups: of each a name, a value and a text behind it. The color goes with the name."""
     count = sum(len(entries) + 1 for entries in groups.values())
     values = [value for entries in groups.values() for _, value, _ in entries]
     with plain_style():
@@ -57,7 +57,7 @@ def bars(
             axes.annotate(heading, (0, place), (4, 0), **words, fontsize=9, va="center", weight="bold")
             for name, value, text in entries:
                 place += 1
-                axes.barh(place, value, 0.72, color=colours[name])
+                axes.barh(place, value, 0.72, color=colors[name])
                 axes.annotate(text, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
                 places.append(place)
                 names.append(name)
@@ -72,8 +72,8 @@ def bars(
         return drawn
 
 
-def colours_of(names: Sequence[str]) -> dict[str, str]:
-    return {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(dict.fromkeys(names))}
+def colors_of(names: Sequence[str]) -> dict[str, str]:
+    return {name: COLORS[index % len(COLORS)] for index, name in enumerate(dict.fromkeys(names))}
 
 
 def throughput_bars(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def throughput_bars(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         groups.setdefault(setting_of(row), []).append((row["model"], speed, text))
     if not groups:
         return {}
-    colours = colours_of([row["model"] for row in ran])
-    return {"throughput": bars("Throughput of the best run", groups, "images per second", colours)}
+    colors = colors_of([row["model"] for row in ran])
+    return {"throughput": bars("Throughput of the best run", groups, "images per second", colors)}
 
 
 def setting_of(row: Mapping[str, Any]) -> str:
@@ -112,8 +112,8 @@ def scaling_curves(panels: Mapping[str, Sequence[Curve]], sizes: str, guides: Se
             axes = drawn.add_subplot(1, len(panels), index + 1)
             for curve in curves:
                 number = names.index(curve.name)
-                colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-                look = {"color": colour, "marker": marker, "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
+                color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+                look = {"color": color, "marker": marker, "linestyle": DASHES[number // len(COLORS) % len(DASHES)]}
                 axes.plot(curve.sizes, curve.costs, **look, markersize=4.5, label=curve.label)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")

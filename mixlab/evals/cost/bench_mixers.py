@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mixlab.core.errors import MacsError, MixlabError, require
+from mixlab.core.processes import choose_device
 from mixlab.evals.cost.bench import Watch, reason_of, run_all, threads_set
 from mixlab.evals.cost.bench_case import machine_line
 from mixlab.evals.cost.bench_figures import Curve, scaling_curves
@@ -18,6 +19,7 @@ from mixlab.evals.cost.speed import MEBIBYTE
 from mixlab.findings.findings import Finding, Picture, finding
 from mixlab.findings.svg import need
 from mixlab.metrics.timing import Rounds, Run, Timing, take_turns
+from mixlab.training.fits import free_bytes
 
 LENGTHS = (256, 576, 1024, 2304, 4096, 9216, 16384)
 GLOBAL = ("attention", "mlstm", "rnn2d", "convattention", "hyena_bidirectional", "hyena_pixel")
@@ -194,9 +196,6 @@ def bench_mixers(
     says so. Its MACs are known all the same.
     """
     need("matplotlib.figure")
-    from mixlab.core.processes import choose_device
-    from mixlab.training.fits import free_bytes
-
     require(dtype in DTYPES, f"a dtype among {', '.join(DTYPES)}; got {dtype!r}.")
     require(bool(mixers and lengths) and min(dim, batch) >= 1, "mixers, lengths, and a dim and batch of 1 or more.")
     for mixer in mixers:

@@ -18,6 +18,7 @@ import torch
 from mixlab.core.errors import MixlabError
 from mixlab.evals.cost.execution import Execution
 from mixlab.evals.cost.speed import child_answer
+from mixlab.evals.subjects import open_subject
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,6 @@ def compile_time(
 
 def measure(job: Mapping[str, Any]) -> dict[str, float]:
     """In the child."""
-    from mixlab.evals.subjects import open_subject
-
     torch.set_num_threads(job["threads"])
     execution = Execution(**job["execution"])
     execution.check(torch.device("cpu"))

@@ -9,7 +9,7 @@ import torch
 
 from mixlab.core.errors import ConfigError, require
 from mixlab.evals.cost.bench import Watch, check_model, run_all
-from mixlab.evals.cost.bench_figures import Curve, bars, colours_of, scaling_curves
+from mixlab.evals.cost.bench_figures import Curve, bars, colors_of, scaling_curves
 from mixlab.evals.cost.imagenet import IMAGENET, IMAGENET_21K
 from mixlab.evals.cost.scaling import exponent
 from mixlab.evals.subjects import Subject, open_subject
@@ -326,4 +326,4 @@ def compute_bars(phases: Mapping[str, Sequence[Phase]]) -> Any:
         saved = 1 - 1e18 * total / whole
         entries = groups.setdefault(" + ".join(phase.recipe for phase in own), [])
         entries.append((model, total, f"{total:.3g}" + (f" ({saved:.0%} saved by skipping)" if saved else "")))
-    return bars("Training compute", groups, "10^18 floating-point operations", colours_of(list(phases)))
+    return bars("Training compute", groups, "10^18 floating-point operations", colors_of(list(phases)))

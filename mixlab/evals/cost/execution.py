@@ -22,7 +22,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-OPTIMISERS = ("none", "adamw", "lamb", "sgd")
+OPTIMIZERS = ("none", "adamw", "lamb", "sgd")
 RATE = 1e-7  # of optimizers: what is measured must not move the weights anywhere
 
 
@@ -42,7 +42,7 @@ class Execution:
         for kind, given, known in (
             ("dtype", self.dtype, DTYPES),
             ("layout", self.layout, LAYOUTS),
-            ("optimizer", self.optimizer, OPTIMISERS),
+            ("optimizer", self.optimizer, OPTIMIZERS),
         ):
             if given not in known:
                 raise ConfigError(f"Unknown {kind} {given!r}. {near_misses(str(given), known)}")

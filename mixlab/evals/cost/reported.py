@@ -10,7 +10,7 @@ import torch
 
 from mixlab.core.errors import ConfigError, near_misses, require
 from mixlab.evals.cost.speed import measure_speed
-from mixlab.evals.cost.summary import count, summarise
+from mixlab.evals.cost.summary import count, summarize
 from mixlab.findings.findings import Finding, read_finding
 from mixlab.metrics.macs import macs_by_part
 from mixlab.models.config import Reported
@@ -75,7 +75,7 @@ def point_of(name: str, row: Reported, costs: tuple[int, int]) -> ReportedPoint:
 
 def costs_of(name: str, side: int) -> tuple[int, int]:
     """Parameters and multiply-accumulates of a model built for square images."""
-    known = summarise(name)
+    known = summarize(name)
     if known.image_size == (side, side):
         return known.params + known.frozen, known.macs
     with torch.device("meta"):

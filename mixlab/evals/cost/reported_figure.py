@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from mixlab.evals.cost.bench_figures import COLOURS, MARKERS, plain_style, tidy
+from mixlab.evals.cost.bench_figures import COLORS, MARKERS, plain_style, tidy
 from mixlab.evals.cost.reported import ReportedPoint
 from mixlab.findings.findings import figure, legend_below
 from mixlab.findings.svg import need
 
 USUAL_SIDE = 224  # px; other sizes are written beside their marks
 GRAY = "#5f5f5f"
-COLORS = (*COLOURS, "#882255", "#332288", "#999933", "#000000")
+FAMILY_COLORS = (*COLORS, "#882255", "#332288", "#999933", "#000000")
 PANEL_WIDTH, PANEL_HEIGHT = 6.4, 6.2  # inches
 MARK = {"markersize": 5, "linewidth": 0.9}
 LABEL_ROOM = (14, 9)  # points that a label takes
@@ -46,9 +46,9 @@ def costs_shown(points: Sequence[ReportedPoint]) -> list[CostAxis]:
 def looks_of(points: Sequence[ReportedPoint]) -> dict[str, tuple[str, str]]:
     """Color and marker of each family: those with the most marks get colors of their own."""
     marks = collections.Counter(point.family for point in points)
-    count = len(COLORS)
+    count = len(FAMILY_COLORS)
     looks = {
-        family: (COLORS[index % count], MARKERS[(index + index // count) % len(MARKERS)])
+        family: (FAMILY_COLORS[index % count], MARKERS[(index + index // count) % len(MARKERS)])
         for index, (family, _) in enumerate(marks.most_common())
     }
     return {family: looks[family] for family in sorted(looks)}

@@ -27,6 +27,7 @@ from torch import nn
 from mixlab.core.errors import ConfigError, MixlabError, require
 from mixlab.evals.cost.execution import Execution, random_images, step, wait_for
 from mixlab.evals.cost.whole_task import is_whole_task, whole_task
+from mixlab.evals.subjects import open_subject
 from mixlab.metrics.timing import Rounds, Timing, take_turns
 from mixlab.metrics.timing import alternate as alternate  # where release 0.1 had it
 from mixlab.models.config import MIN_SIDE, parse_image_size
@@ -233,8 +234,6 @@ def measure_memory(job: Mapping[str, Any]) -> float:
 def open_model(job: Mapping[str, Any]) -> tuple[nn.Module, int | None]:
     if "subject" not in job:
         return create_model(job.get("name"), weights=job.get("weights"), **job["overrides"]), None
-    from mixlab.evals.subjects import open_subject
-
     text, changes = job["subject"], dict(job["overrides"])
     size = changes.pop("image_size")
     if is_whole_task(text):

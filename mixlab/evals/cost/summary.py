@@ -49,7 +49,7 @@ def count(module: nn.Module, *, trainable: bool) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad == trainable)
 
 
-def summarise(name: str) -> ModelSummary:
+def summarize(name: str) -> ModelSummary:
     """One row of the model table; counting every model anew would take as long as the list is long."""
     ensemble = ensemble_row(name)
     config = model_config(name if ensemble is None else ensemble.members[0])

@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError, near_misses
+from mixlab.dense.detector import create_detector
+from mixlab.dense.segmenter import create_segmenter
 from mixlab.dense.timm_maps import is_timm
 from mixlab.models.zoo import list_models
 
@@ -31,9 +33,6 @@ def whole_task(text: str, image_size: tuple[int, int], changes: Mapping[str, Any
 
     `changes` are options of the backbone.
     """
-    from mixlab.dense.detector import create_detector
-    from mixlab.dense.segmenter import create_segmenter
-
     head, name = check_whole_task(text)
     backbone: Any = {"backbone_options": changes}
     if head in DECODERS:

@@ -1,4 +1,4 @@
-"""Which pixels the centre of a feature map listens to: the effective receptive field (Sequencer, appendix D)."""
+"""Which pixels the center of a feature map listens to: the effective receptive field (Sequencer, appendix D)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Maps = Callable[[Tensor], Mapping[str, Tensor]]
 Part = Literal["positive", "absolute"]
 PARTS = ("positive", "absolute")
 SHARES = (0.2, 0.5, 0.9)
-CANCELLED = 1e-4  # a sum over channels that moves less than this share of what single channels do is rounding
+CANCELED = 1e-4  # a sum over channels that moves less than this share of what single channels do is rounding
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,9 +24,9 @@ class Field:
     """The effective receptive field of one place in a model."""
 
     contribution: Tensor  # (H, W) float64: Equation 8 summed over channels, the mean over images
-    grid: tuple[int, int]  # of the feature map whose centre was asked
+    grid: tuple[int, int]  # of the feature map whose center was asked
     images: int
-    cancelled: bool = False  # the channels' sum does not depend on the image, as behind a fresh LayerNorm
+    canceled: bool = False  # the channels' sum does not depend on the image, as behind a fresh LayerNorm
 
     @property
     def score(self) -> Tensor:
@@ -35,7 +35,7 @@ class Field:
 
     @property
     def empty(self) -> bool:
-        return self.cancelled or not self.contribution.sum() > 0
+        return self.canceled or not self.contribution.sum() > 0
 
     def area(self, share: float) -> float | None:
         """The smallest share of the image that holds this share of the contribution."""
@@ -43,7 +43,7 @@ class Field:
 
     @property
     def in_cross(self) -> float | None:
-        """The share of the contribution in the rows and columns of the centre cell."""
+        """The share of the contribution in the rows and columns of the center cell."""
         if self.empty:
             return None
         rows, columns = self.bands()
@@ -51,11 +51,11 @@ class Field:
 
     @property
     def cross(self) -> float | None:
-        """Cross-shapedness, see `cross_of`; None where there is nothing outside the centre cell."""
+        """Cross-shapedness, see `cross_of`; None where there is nothing outside the center cell."""
         return None if self.empty else cross_of(self.contribution, *self.bands())
 
     def bands(self) -> tuple[Tensor, Tensor]:
-        """Which rows and which columns of pixels the centre cell covers, (H,) and (W,)."""
+        """Which rows and which columns of pixels the center cell covers, (H,) and (W,)."""
         rows, columns = (band(side, cells) for side, cells in zip(self.contribution.shape, self.grid, strict=True))
         return rows, columns
 
@@ -75,19 +75,19 @@ def measure_fields(
         raise ConfigError(f"The part of the gradient is one of {', '.join(PARTS)}; got {part!r}.")
     sums: dict[str, Tensor] = {}
     grids: dict[str, tuple[int, int]] = {}
-    cancelled: set[str] = set()
+    canceled: set[str] = set()
     count = 0
     for batch in batches:
         with torch.inference_mode(False), torch.enable_grad():
             images = batch.detach().clone().requires_grad_()
             for name, features in maps_of(images).items():
                 check_map(name, features)
-                centre = features[:, :, features.shape[2] // 2, features.shape[3] // 2]  # (B, C)
-                gradient = gradient_of(centre.sum(), images)
+                center = features[:, :, features.shape[2] // 2, features.shape[3] // 2]  # (B, C)
+                gradient = gradient_of(center.sum(), images)
                 if not count:
                     grids[name] = (features.shape[2], features.shape[3])
-                    if cancels(centre, images, gradient):
-                        cancelled.add(name)
+                    if cancels(center, images, gradient):
+                        canceled.add(name)
                 kept = gradient.relu() if part == "positive" else gradient.abs()
                 summed = kept.cpu().double().sum((0, 1))  # (H, W)
                 if name in sums and sums[name].shape != summed.shape:
@@ -98,7 +98,7 @@ def measure_fields(
             watch(len(batch))
     require(count > 0, "at least one image.")
     return {
-        name: Field(contribution=total / count, grid=grids[name], images=count, cancelled=name in cancelled)
+        name: Field(contribution=total / count, grid=grids[name], images=count, canceled=name in canceled)
         for name, total in sums.items()
     }
 
@@ -113,18 +113,18 @@ def gradient_of(value: Tensor, images: Tensor) -> Tensor:
     return gradient
 
 
-def cancels(centre: Tensor, images: Tensor, gradient: Tensor) -> bool:
+def cancels(center: Tensor, images: Tensor, gradient: Tensor) -> bool:
     """Whether single channels depend on the image but their sum does not."""
-    signs = torch.randint(0, 2, centre.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
-    single = gradient_of((centre * signs.to(centre)).sum(), images)
-    return bool(gradient.abs().sum() < CANCELLED * single.abs().sum())
+    signs = torch.randint(0, 2, center.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
+    single = gradient_of((center * signs.to(center)).sum(), images)
+    return bool(gradient.abs().sum() < CANCELED * single.abs().sum())
 
 
 # -- numbers -------------------------------------------------------------------------------------
 
 
 def band(side: int, cells: int) -> Tensor:
-    """The pixels along a side that the centre cell, number floor(cells / 2), covers; (side,) booleans."""
+    """The pixels along a side that the center cell, number floor(cells / 2), covers; (side,) booleans."""
     step = max(1, round(side / cells))
     first = min(cells // 2 * step, side - 1)
     places = torch.arange(side)
@@ -140,9 +140,9 @@ def area_of(contribution: Tensor, share: float) -> float:
 
 
 def cross_of(contribution: Tensor, rows: Tensor, columns: Tensor) -> float | None:
-    """How much more lies in the arms of the cross than distance from the centre explains: 1 is all, 0 is no more.
+    """How much more lies in the arms of the cross than distance from the center explains: 1 is all, 0 is no more.
 
-    Outside the centre cell, every ring of pixels about equally far from the centre is expected to hold the same in
+    Outside the center cell, every ring of pixels about equally far from the center is expected to hold the same in
     its arms as elsewhere. (found - expected) / (all - expected): a uniform or round field has 0, an X is negative.
     """
     arms, outside = rows[:, None] ^ columns, ~(rows[:, None] & columns)  # (H, W)

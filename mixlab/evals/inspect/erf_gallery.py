@@ -54,7 +54,7 @@ def receptive_fields(
     seed: int = 0,
     watch: Callable[[int, int], None] | None = None,
 ) -> tuple[Finding, dict[str, Any]]:
-    """What the centre of named places sees of `count` images of a dataset, or of image files.
+    """What the center of named places sees of `count` images of a dataset, or of image files.
 
     `at` are intermediates, or last, all-stages, all-blocks, first-and-last. `scale` is of the pictures only.
     """
@@ -91,7 +91,7 @@ def tell(subjects: Sequence[Subject], rows: Sequence[dict[str, Field]], settings
 
 def caption(settings: dict[str, Any]) -> str:
     return (
-        f"Effective receptive fields over {settings['images']} images: what each pixel contributes to the centre of a "
+        f"Effective receptive fields over {settings['images']} images: what each pixel contributes to the center of a "
         f"feature map ({settings['part']} part of the gradient, logarithmic, {SCALES[settings['scale']]})."
     )
 
@@ -173,7 +173,7 @@ def numbers(field: Field) -> list[float | None]:
 
 
 def note(field: Field) -> str:
-    return NOTE if field.cancelled else NOTHING if field.empty else ""
+    return NOTE if field.canceled else NOTHING if field.empty else ""
 
 
 def summary(field: Field) -> str:

@@ -29,7 +29,7 @@ PANELS = 6  # in a row of a sheet
 class BlockKernels:
     """The kernels of one mixer on one grid: (C, taps...), with one axis along the tokens or two over the plane.
 
-    `window` is what an implicit filter is faded out with. A causal kernel begins at its centre.
+    `window` is what an implicit filter is faded out with. A causal kernel begins at its center.
     """
 
     block: str
@@ -59,7 +59,7 @@ class BlockKernels:
         return mean([extent(kept, axis).mean().item() / side for axis, side in enumerate(self.sides)])
 
     def reach(self, share: float = MASS) -> float:
-        """The diameter of the centred part that holds this share of the kernels' absolute mass, relative to the map."""
+        """The diameter, relative to the map, of the centered part with this share of the kernels' absolute mass."""
         weight = self.kernels.double().abs().sum(0).flatten()
         if not weight.sum() > 0:
             return 0.0
@@ -70,7 +70,7 @@ class BlockKernels:
         return mean([size * taps / side for taps, side in zip(self.taps, self.sides, strict=True)])
 
     def picture(self, kernel: Tensor) -> Tensor:
-        """One kernel (taps...) as (height, width): taps in their order, or what the token in the centre sees."""
+        """One kernel (taps...) as (height, width): taps in their order, or what the token in the center sees."""
         if len(self.taps) == 2:
             return kernel
         place = self.grid.height // 2 * self.grid.width + self.grid.width // 2
@@ -92,7 +92,7 @@ def extent(kept: Tensor, axis: int) -> Tensor:
 
 
 def offsets(taps: tuple[int, ...], *, causal: bool) -> Tensor:
-    """The size of the smallest centred part of a kernel that has each tap, as a share of its size, (taps...).
+    """The size of the smallest centered part of a kernel that has each tap, as a share of its size, (taps...).
 
     A part of share s holds every tap with a value of s or less.
     """

@@ -34,7 +34,7 @@ class SeenImage:
     """One image file on its way through the model."""
 
     path: str
-    pixels: Tensor  # (1, C, H, W), normalised
+    pixels: Tensor  # (1, C, H, W), normalized
     picture: Array  # (H, W, 3) in [0, 1], what the model gets
     said: int  # class with the highest score
     chance: float
@@ -152,11 +152,11 @@ def look_once(source: Subject, path: str, target: int | None) -> SeenImage:
     pixels = pixels.to(next(source.model.parameters()).device)
     require(source.num_classes > 0, f"a model with a classifier; {source.name!r} has none.")
     chance, said = source.model(pixels).softmax(-1)[0].max(0)
-    picture = unnormalised(source, pixels)
+    picture = unnormalized(source, pixels)
     return SeenImage(path, pixels, picture, int(said), float(chance), int(said) if target is None else target)
 
 
-def unnormalised(source: Subject, pixels: Tensor) -> Array:
+def unnormalized(source: Subject, pixels: Tensor) -> Array:
     """(1, C, H, W) as an RGB picture (H, W, 3)."""
     mean, std = (
         torch.tensor(values)[:, None, None] for values in (source.preprocessing.mean, source.preprocessing.std)
@@ -203,7 +203,7 @@ def attention_sheet(source: Subject, seen: SeenImage, request: Request) -> list[
         shown = [(short(name), heads.mean(0))]
         if request.block is not None:
             shown = [(f"{short(name)} head {index}", head) for index, head in enumerate(heads)]
-        signed = bool((heads < 0).any())  # factorised attention: colours of its own, so not over the image
+        signed = bool((heads < 0).any())  # factorised attention: colors of its own, so not over the image
         for title, values in shown:
             told = f"{title}\n{spread(values)}"
             panels.append(Panel(told, values.numpy(), *(("signed", None) if signed else ("heat", seen.picture))))

@@ -21,7 +21,7 @@ def attention_maps(
 ) -> dict[str, Tensor]:
     """Where each block's query looks, (B, heads, H, W) per block on its own grid.
 
-    The query is the mean of the class tokens where a block has any, else the token in the centre; `query` names another
+    The query is the mean of the class tokens where a block has any, else the token in the center; `query` names another
     place. Softmax attention adds up to 1 over the map and the class tokens. Factorised attention (CoaT, section 7) does
     not and may be negative. Random mixing has one head and is the same for every image.
     """

@@ -21,7 +21,7 @@ STEPS = 50  # of the path between baseline and image
 
 
 def grad_cam(source: Source, images: Tensor, targets: Targets = None) -> Tensor:
-    """Where the evidence for a class lies, (B, H, W) in [0, 1] at the size of the normalised images (B, C, H, W).
+    """Where the evidence for a class lies, (B, H, W) in [0, 1] at the size of the normalized images (B, C, H, W).
 
     `targets` are class numbers, one for all images or one each; by default what the model says. Each map is divided by
     its own largest value, so maps tell nothing about strength; one without evidence for its class is all zero. The
@@ -39,10 +39,10 @@ def grad_cam(source: Source, images: Tensor, targets: Targets = None) -> Tensor:
 def integrated_gradients(
     source: Source, images: Tensor, targets: Targets = None, *, baseline: Tensor | None = None, steps: int = STEPS
 ) -> Tensor:
-    """How much every value of the normalised images adds to a class score, (B, C, H, W).
+    """How much every value of the normalized images adds to a class score, (B, C, H, W).
 
     The sum over an image is the score minus that of the baseline, as closely as `steps` on the path between them allow.
-    The baseline is a black image unless given (as normalised values that broadcast to the images).
+    The baseline is a black image unless given (as normalized values that broadcast to the images).
     """
     require(steps >= 1, f"1 step or more; got {steps}.")
     model = model_of(source)

@@ -29,7 +29,7 @@ Watch = Callable[[int, int], None]  # forward passes done, and in all
 
 @contextmanager
 def truncated(source: Subject | nn.Module, share: float, *, stages: Sequence[int] | None = None) -> Iterator[None]:
-    """Only the centred part of each kernel counts: `share` of its size in every axis. By default in all stages.
+    """Only the centered part of each kernel counts: `share` of its size in every axis. By default in all stages.
 
     1 changes nothing; 0 takes the whole kernel away and leaves the factor per channel, or the bias, that stands beside
     it. The model is as it was afterwards, and what eval mode keeps of its kernels as well.
@@ -63,7 +63,7 @@ def stages_with_kernels(model: Backbone) -> list[int]:
 
 
 def inside(taps: tuple[int, ...], share: float, *, causal: bool) -> Tensor:
-    """True for the taps (taps...) of which more than half is within the centred share of a kernel."""
+    """True for the taps (taps...) of which more than half is within the centered share of a kernel."""
     size = torch.tensor(taps).double()
     if causal:
         return torch.arange(taps[0]) < share * size[0]
@@ -198,7 +198,7 @@ def report(source: Subject, rows: list[list[Any]], settings: dict[str, Any]) -> 
         places.append(share)
         values.append(top1)
     chart = line_chart(lines, x="share of the kernel's size that is kept", y="top-1, %")
-    chart.axes[0].axhline(settings["top1"], color="grey", linewidth=1, linestyle=":")
+    chart.axes[0].axhline(settings["top1"], color="gray", linewidth=1, linestyle=":")
     made = finding(
         "truncate",
         f"Truncated kernels of {source.name}",

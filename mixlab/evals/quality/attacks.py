@@ -1,4 +1,4 @@
-"""FGSM and PGD on raw pixels: the normalisation is part of the function that is attacked, and images stay images.
+"""FGSM and PGD on raw pixels: the normalization is part of the function that is attacked, and images stay images.
 
 Sequencer's Appendix C.1 takes RVT's setting: a perturbation of at most 1 of 255 levels; for PGD 5 steps of half
 a level. Steps go along the sign of the gradient of the cross-entropy; there is no random start.
@@ -85,7 +85,7 @@ class Attack:
 
 
 def loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each image, so that none depends on its neighbours in the batch.
+    """Cross-entropy of each image, so that none depends on its neighbors in the batch.
 
     Written as a function of the margin: where the textbook's form rounds the gradient of a sure model to zero, and with
     it the attack, this one keeps its sign.

@@ -119,7 +119,7 @@ def parameters(name: str, severity: int, severity_set: str = "imagenet") -> Mapp
 def corrupt(
     image: Array, name: str, severity: int, *, seed: int = 0, index: int = 0, severity_set: str = "imagenet"
 ) -> Array:
-    """A corrupted copy of a uint8 image, (H, W) grey or (H, W, 3).
+    """A corrupted copy of a uint8 image, (H, W) gray or (H, W, 3).
 
     What is drawn depends on nothing but the other arguments; `index` is the number of the image in its dataset.
     """

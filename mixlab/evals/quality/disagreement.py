@@ -142,8 +142,8 @@ def answer(
     if not truth:
         raise DataError("None of the images could be read.")
     order = torch.cat(places).argsort()
-    labelled = torch.cat(truth)[order]
-    return ModelAnswers.of(torch.cat(scored)[order], labelled), labelled
+    labeled = torch.cat(truth)[order]
+    return ModelAnswers.of(torch.cat(scored)[order], labeled), labeled
 
 
 def pair_of(answers: Sequence[ModelAnswers], pair: tuple[int, int]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What several classifiers say about the same images, and how often they are right.
 
-Images come as pixels from 0 to 1 at the size a model takes; the normalisation is part of the model here, so that clean,
+Images come as pixels from 0 to 1 at the size a model takes; the normalization is part of the model here, so that clean,
 corrupted and attacked images are judged by one and the same function.
 """
 

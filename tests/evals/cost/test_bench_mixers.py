@@ -193,7 +193,7 @@ def test_mixers_in_tf32_need_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) 
 def test_mixers_are_timed_with_tf32_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr("mixlab.evals.cost.execution.check_tf32", lambda device: None)
-    monkeypatch.setattr("mixlab.core.processes.choose_device", lambda name, rank: torch.device("cuda", 0))
+    monkeypatch.setattr("mixlab.evals.cost.bench_mixers.choose_device", lambda name, rank: torch.device("cuda", 0))
 
     def measure(entry: object, conditions: MixerConditions) -> list[object]:
         seen.append(torch.backends.cuda.matmul.allow_tf32)

@@ -64,7 +64,7 @@ def test_identity_sees_one_point() -> None:
     assert field.contribution.nonzero().tolist() == [[4, 4]]
     assert field.area(0.9) == 1 / SIDE**2
     assert field.in_cross == 1
-    assert field.cross is None  # there is nothing outside the centre
+    assert field.cross is None  # there is nothing outside the center
 
 
 def test_the_global_mean_sees_every_pixel_alike() -> None:
@@ -95,10 +95,10 @@ def test_batches_do_not_change_the_field() -> None:
 def test_a_map_whose_channels_cancel_is_named_instead_of_drawn() -> None:
     net = nn.Conv2d(1, 8, 3, padding=1)
     field = field_of(lambda x: F.layer_norm(net(x).movedim(1, -1), (8,)).movedim(-1, 1), images())
-    assert field.cancelled
+    assert field.canceled
     assert field.area(0.5) is None
     assert field.cross is None
-    assert not field_of(net, images()).cancelled
+    assert not field_of(net, images()).canceled
 
 
 def test_only_the_images_get_gradients_and_the_model_is_left_as_it_was() -> None:

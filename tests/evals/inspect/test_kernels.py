@@ -51,13 +51,13 @@ def test_offsets_grow_from_the_centre_to_one() -> None:
 
 
 def test_a_wrapped_kernel_is_what_the_token_in_the_centre_sees() -> None:
-    """y[i] = sum over j of k[i - j + centre] x[j], written out for a 3 x 4 grid."""
+    """y[i] = sum over j of k[i - j + center] x[j], written out for a 3 x 4 grid."""
     grid = Grid(3, 4)
     for causal, taps in ((False, 23), (True, 12)):
         kernel = torch.randn(taps)
         seen = kernels_of(kernel[None], grid, causal=causal).picture(kernel).flatten()
-        place, centre = 1 * 4 + 2, 0 if causal else 11
-        expected = [kernel[place - j + centre].item() if place - j + centre >= 0 else 0.0 for j in range(12)]
+        place, center = 1 * 4 + 2, 0 if causal else 11
+        expected = [kernel[place - j + center].item() if place - j + center >= 0 else 0.0 for j in range(12)]
         assert seen.tolist() == pytest.approx(expected)
 
 

@@ -19,7 +19,7 @@ SIDE = 6
 
 
 class Linear(nn.Module):
-    """Two scores of normalised images: the weights of class 0 and nothing for class 1."""
+    """Two scores of normalized images: the weights of class 0 and nothing for class 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def test_a_run_whose_epsilon_of_zero_differs_from_clean_is_thrown_away() -> None
         check_still("model", [Score(3, 4), Score(2, 4)], Score(3, 4))
 
 
-def test_pixels_are_normalised_as_the_transform_does(linear: PixelModel) -> None:
+def test_pixels_are_normalized_as_the_transform_does(linear: PixelModel) -> None:
     mean, std = (torch.tensor(values)[:, None, None] for values in ((0.4, 0.5, 0.6), STD))
     pixels = inner_pixels()
     assert torch.allclose(linear(pixels), linear.model((pixels - mean) / std))

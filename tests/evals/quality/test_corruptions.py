@@ -180,7 +180,7 @@ def test_every_severity_is_stronger_than_the_one_before_on_real_photos(name: str
 
 
 def test_saturation_first_leaves_then_grows_and_each_direction_gets_stronger() -> None:
-    """Published severities 1 and 2 take colour away, 3 to 5 add it: they are ordered within a direction only."""
+    """Published severities 1 and 2 take color away, 3 to 5 add it: they are ordered within a direction only."""
     found = strengths("saturate")
     assert 0 < found[0] < found[1]
     assert 0 < found[2] < found[3] < found[4]
@@ -259,8 +259,8 @@ def test_the_same_seed_gives_the_same_image_and_another_one_does_not(name: str) 
 
 
 def test_grey_photos_are_changed_by_all_but_saturation() -> None:
-    grey = np.rint(photos()[0].mean(-1)).astype(np.uint8)
-    same = {name for name in NAMES if np.array_equal(grey, corrupt(grey, name, 4))}
+    gray = np.rint(photos()[0].mean(-1)).astype(np.uint8)
+    same = {name for name in NAMES if np.array_equal(gray, corrupt(gray, name, 4))}
     assert same == {"saturate"}
 
 
@@ -325,21 +325,21 @@ def test_brightness_and_saturation_are_those_of_hsv() -> None:
     import colorsys
 
     random = np.random.default_rng(0)
-    colours = random.random((4, 5, 3))
-    brighter = brightness(colours, random, shift=0.3)
-    stronger = saturate(colours, random, factor=2, shift=0.1)
+    colors = random.random((4, 5, 3))
+    brighter = brightness(colors, random, shift=0.3)
+    stronger = saturate(colors, random, factor=2, shift=0.1)
     for place in np.ndindex(4, 5):
-        hue, saturation, value = colorsys.rgb_to_hsv(*colours[place])
+        hue, saturation, value = colorsys.rgb_to_hsv(*colors[place])
         assert brighter[place] == pytest.approx(colorsys.hsv_to_rgb(hue, saturation, min(value + 0.3, 1)))
         assert stronger[place] == pytest.approx(colorsys.hsv_to_rgb(hue, min(2 * saturation + 0.1, 1), value))
 
 
 def test_noise_has_the_deviation_that_is_asked_for() -> None:
-    grey = np.full((200, 200), 128, dtype=np.uint8)
-    assert corrupt(grey, "gaussian_noise", 1).std() / 255 == pytest.approx(0.08, rel=0.05)
-    assert corrupt(grey, "shot_noise", 1).std() / 255 == pytest.approx(np.sqrt(128 / 255 / 60), rel=0.05)
-    assert corrupt(grey, "speckle_noise", 2).std() / 128 == pytest.approx(0.2, rel=0.05)
-    hit = corrupt(grey, "impulse_noise", 5)
+    gray = np.full((200, 200), 128, dtype=np.uint8)
+    assert corrupt(gray, "gaussian_noise", 1).std() / 255 == pytest.approx(0.08, rel=0.05)
+    assert corrupt(gray, "shot_noise", 1).std() / 255 == pytest.approx(np.sqrt(128 / 255 / 60), rel=0.05)
+    assert corrupt(gray, "speckle_noise", 2).std() / 128 == pytest.approx(0.2, rel=0.05)
+    hit = corrupt(gray, "impulse_noise", 5)
     assert np.isin(hit, [0, 255]).mean() == pytest.approx(0.27, abs=0.01)
 
 

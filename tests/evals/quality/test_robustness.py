@@ -25,7 +25,7 @@ from mixlab.evals.quality.variants import imagenet_places, open_prepared, open_v
 from mixlab.evals.subjects import Subject, of_backbone
 from mixlab.findings.findings import read_finding, write_finding
 from mixlab.models.backbone import Backbone
-from tests.evals.classifiers import SIDE, by_colour, colour, learn_digits
+from tests.evals.classifiers import SIDE, by_color, color, learn_digits
 
 NOTHING = Trials(corruptions=(), attacks=())
 QUICK = Feeding(batch=60, workers=0)
@@ -43,9 +43,9 @@ def weights(digits_model: Backbone, tmp_path_factory: pytest.TempPathFactory) ->
     return path
 
 
-def put(folder: Path, *colours: tuple[int, int, int], stem: str = "image") -> None:
+def put(folder: Path, *colors: tuple[int, int, int], stem: str = "image") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for number, one in enumerate(colours):
+    for number, one in enumerate(colors):
         Image.new("RGB", (SIDE, SIDE), one).save(folder / f"{stem}{number}.png")
 
 
@@ -54,7 +54,7 @@ def top1(subject: Subject, kind: str, root: Path) -> float:
         [subject], None, tests=Trials(corruptions=(), attacks=(), variants={kind: root}), feeding=QUICK
     )
     value = found.data["models"][subject.name]["variants"][kind]["top1"]
-    assert found.table == (("by colour", value),)
+    assert found.table == (("by color", value),)
     return float(value)
 
 
@@ -63,24 +63,24 @@ def top1(subject: Subject, kind: str, root: Path) -> float:
 
 def test_the_folders_of_imagenet_v2_are_numbers_not_words(tmp_path: Path) -> None:
     for number in (2, 10, 999):
-        put(tmp_path / str(number), colour(number))
-    put(tmp_path / "100", colour(100), colour(3))
-    assert top1(by_colour(), "v2", tmp_path) == 80
+        put(tmp_path / str(number), color(number))
+    put(tmp_path / "100", color(100), color(3))
+    assert top1(by_color(), "v2", tmp_path) == 80
 
 
 def test_the_numbers_of_imagenet_v2_are_known_to_a_model_with_wordnet_names(tmp_path: Path) -> None:
     """Trained on folders in another order than ImageNet's: numbers are still those of ImageNet."""
     names = tuple(reversed(imagenet_places()))
     for number in (2, 10, 999):
-        put(tmp_path / str(number), colour(999 - number))
-    assert top1(replace(by_colour(), class_names=names), "v2", tmp_path) == 100
+        put(tmp_path / str(number), color(999 - number))
+    assert top1(replace(by_color(), class_names=names), "v2", tmp_path) == 100
 
 
 def test_the_folders_of_imagenet_sketch_are_wordnet_names(tmp_path: Path) -> None:
     names = {name: number for name, number in imagenet_places().items() if number in (0, 7, 999)}
     for name, number in names.items():
-        put(tmp_path / name, colour(number))
-    assert top1(by_colour(), "sketch", tmp_path) == 100
+        put(tmp_path / name, color(number))
+    assert top1(by_color(), "sketch", tmp_path) == 100
 
 
 @pytest.mark.parametrize(
@@ -91,23 +91,23 @@ def test_only_the_classes_of_imagenet_a_and_r_are_compared(
 ) -> None:
     """The first class is not among the 200: the next one counts, as long as it is."""
     places = imagenet_places()
-    put(tmp_path / inside, colour(places[outside], places[inside]), colour(places[inside]))
-    assert top1(by_colour(), kind, tmp_path) == 100
-    variant = open_variant(kind, tmp_path, by_colour())
+    put(tmp_path / inside, color(places[outside], places[inside]), color(places[inside]))
+    assert top1(by_color(), kind, tmp_path) == 100
+    variant = open_variant(kind, tmp_path, by_color())
     assert variant.classes is not None
     assert len(variant.classes) == 200
-    (whole,) = examine([by_colour()], variant.data, QUICK)
+    (whole,) = examine([by_color()], variant.data, QUICK)
     assert whole.score == Score(1, 2)
-    put(tmp_path / outside, colour(0))
+    put(tmp_path / outside, color(0))
     with pytest.raises(DataError, match=outside):
-        open_variant(kind, tmp_path, by_colour())
+        open_variant(kind, tmp_path, by_color())
 
 
 def test_classes_are_found_by_the_names_that_a_model_brings(tmp_path: Path, digits_model: Backbone) -> None:
     subject = of_backbone("digits", digits_model, None, trained=True)
-    put(tmp_path / "7", colour(0))
+    put(tmp_path / "7", color(0))
     assert open_variant("v2", tmp_path, subject).data.label(0) == 7
-    put(tmp_path / "seven", colour(0))
+    put(tmp_path / "seven", color(0))
     with pytest.raises(DataError, match="'seven'"):
         open_variant("v2", tmp_path, subject)
 
@@ -118,12 +118,12 @@ def test_any_label_of_imagenet_real_is_right_and_images_without_one_are_left_out
         (tmp_path / "val" / name).mkdir(parents=True)
     answers = {1: 5, 2: 6, 3: 7, 4: 8}  # number of the image: what the model sees; all lie in the folder of class 5
     for number, seen in answers.items():
-        Image.new("RGB", (SIDE, SIDE), colour(seen)).save(
+        Image.new("RGB", (SIDE, SIDE), color(seen)).save(
             tmp_path / "val" / names[5] / f"ILSVRC2012_val_{number:08d}.png"
         )
     real = tmp_path / "real.json"
     real.write_text(json.dumps([[5, 3], [900, 6], [], [9]]))
-    found, _ = robustness([by_colour()], tmp_path, tests=Trials(corruptions=(), attacks=(), real=real), feeding=QUICK)
+    found, _ = robustness([by_color()], tmp_path, tests=Trials(corruptions=(), attacks=(), real=real), feeding=QUICK)
     assert found.columns == ("model", "clean", "Real")
     assert list(found.table[0][1:]) == pytest.approx([25, 200 / 3])
     with pytest.raises(DataError, match="ILSVRC2012_val"):
@@ -145,7 +145,7 @@ def test_the_labels_that_timm_ships_are_those_of_all_50000_images() -> None:
 
 
 def test_a_prepared_imagenet_c_is_read_without_a_second_crop(tmp_path: Path) -> None:
-    """The mean of the whole image names its class, that of the centre another one."""
+    """The mean of the whole image names its class, that of the center another one."""
     pixels = np.zeros((SIDE, SIDE, 3), np.uint8)
     pixels[..., 0] = 4
     pixels[8:24, 8:24, 0] = 0  # a quarter of the area: the mean is 3
@@ -156,12 +156,12 @@ def test_a_prepared_imagenet_c_is_read_without_a_second_crop(tmp_path: Path) -> 
         folder.mkdir(parents=True)
         Image.fromarray(pixels).save(folder / "image.png")
     tests = Trials(corruptions=("fog",), severities=(1, 5), prepared=tmp_path, attacks=())
-    found, _ = robustness([by_colour(crop=0.5)], None, tests=tests, feeding=QUICK)
-    scores = found.data["models"]["by colour"]["corruptions"]["fog"]
+    found, _ = robustness([by_color(crop=0.5)], None, tests=tests, feeding=QUICK)
+    scores = found.data["models"]["by color"]["corruptions"]["fog"]
     assert (scores["1"]["top1"], scores["5"]["top1"]) == (100, 0)
-    assert dict(zip(found.columns, found.table[0], strict=True)) == {"model": "by colour", "error": 50, "Fog": 50}
+    assert dict(zip(found.columns, found.table[0], strict=True)) == {"model": "by color", "error": 50, "Fog": 50}
     with pytest.raises(DataError, match="no fog at severity 2"):
-        open_prepared(tmp_path, "fog", 2, by_colour())
+        open_prepared(tmp_path, "fog", 2, by_color())
 
 
 def result(errors: dict[str, float]) -> Result:
@@ -243,7 +243,7 @@ def test_equal_scores_and_no_numbers_count_for_no_class() -> None:
             values = torch.tensor([1.0, float("nan")]).repeat(len(images) // 2 + 1)[: len(images)]
             return values[:, None].expand(-1, 1000)
 
-    subject = by_colour()
+    subject = by_color()
     object.__setattr__(subject, "model", Flat())
     (told,) = examine([subject], open_digits("val"), QUICK)
     assert set(told.classes) == {-1}
@@ -321,7 +321,7 @@ def test_ctrl_c_keeps_what_is_whole(weights: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_measured_is_said_before_anything_runs(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1000 classes apart; digits has 10"):
-        robustness([by_colour()], "digits")
+        robustness([by_color()], "digits")
     with pytest.raises(ConfigError, match="each once"):
         robustness([weights, weights], "digits")
     with pytest.raises(ConfigError, match="no images for corruptions and attacks"):
@@ -333,7 +333,7 @@ def test_what_cannot_be_measured_is_said_before_anything_runs(weights: Path, tmp
     with pytest.raises(ConfigError, match="tiny_imagenet"):
         Trials(severity_set="tiny_imagnet")
     with pytest.raises(DataError, match="not a folder"):
-        robustness([by_colour()], None, tests=Trials(corruptions=(), attacks=(), variants={"a": tmp_path / "nowhere"}))
+        robustness([by_color()], None, tests=Trials(corruptions=(), attacks=(), variants={"a": tmp_path / "nowhere"}))
 
 
 def test_images_that_are_too_small_to_corrupt_and_crops_that_are_none_are_errors(weights: Path) -> None:
@@ -347,20 +347,20 @@ def test_data_of_which_nothing_can_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "broken.png").write_text("no image")
     with pytest.raises(DataError, match="None of the images"):
-        top1(by_colour(), "v2", tmp_path)
+        top1(by_color(), "v2", tmp_path)
 
 
 def test_a_dollar_in_the_name_of_a_model_is_no_formula(tmp_path: Path) -> None:
     for number in range(2):
-        put(tmp_path / "fog" / "1" / str(number), colour(number))
+        put(tmp_path / "fog" / "1" / str(number), color(number))
     tests = Trials(corruptions=("fog",), severities=(1,), attacks=(), prepared=tmp_path)
-    found, figures = robustness([replace(by_colour(), name="run$x_{/a$")], None, tests=tests, feeding=QUICK)
+    found, figures = robustness([replace(by_color(), name="run$x_{/a$")], None, tests=tests, feeding=QUICK)
     write_finding(found, tmp_path / "out", figures)
 
 
 def test_other_classes_of_the_same_number_are_refused(weights: Path, tmp_path: Path) -> None:
     for number in range(10):
-        put(tmp_path / "val" / f"class{number}", colour(number))
+        put(tmp_path / "val" / f"class{number}", color(number))
     with pytest.raises(DataError, match="'0' / 'class0'"):
         robustness([weights], tmp_path, tests=NOTHING)
 
@@ -400,7 +400,7 @@ def test_the_verb_puts_several_models_into_one_table(
 
 def test_the_verb_runs_variants_without_data(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
-        put(tmp_path / str(number), colour(0))
+        put(tmp_path / str(number), color(0))
     verb(
         robustness_parser().parse_args(
             [str(weights), "none", "--imagenet-v2", str(tmp_path), "--workers", "0", "--json"]
