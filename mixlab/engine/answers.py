@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from mixlab.core import hooks
-from mixlab.engine import compiled, report, serve
+from mixlab.engine import backends, compiled, report, serve
 from mixlab.engine.derived import derived
 from mixlab.engine.lowering import register_all
 
@@ -33,4 +33,5 @@ class EngineAnswers(hooks.Engine):
 
 register_all()
 ANSWERS = EngineAnswers()
+assert backends, "they register themselves"
 hooks.fill(ANSWERS)

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mixlab.core.compat import HOOKS
 from mixlab.core.grid import Grid
 from mixlab.engine.derived import derive
 from mixlab.engine.plan import Call, Plan, PlannedPart, Shape, Tell, lay_out
 from mixlab.engine.steps import KernelStep, PackedWeight, Pending, Place, Steps, Weights
-from mixlab.engine.watch import HOOKS, Watch
+from mixlab.engine.watch import Watch
 from mixlab.models.modules import Shared
 
 T = TypeVar("T")

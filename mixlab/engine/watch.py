@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
+from mixlab.core.compat import HOOKS, has_global_hooks, has_modes
 from mixlab.engine.cache import ATTRIBUTE
 from mixlab.engine.kernels import kernels
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SEEN_OTHERWISE = {"number", "_compiled_call_impl", "forward", ATTRIBUTE}  # or of no interest
 UNWATCHED = (SEEN_OTHERWISE | set(vars(nn.Module()))) - {"training", "_parameters", "_buffers", "_modules"}
 dtype_of = operator.attrgetter("dtype")
@@ -58,7 +57,7 @@ class Watch:
         return self.modules_hold() and places_of(self.tensors) == self.places and self.memory.is_same()
 
     def modules_hold(self) -> bool:
-        if _has_any_global_hook() or not (self.root is None or self.root.hold()):
+        if has_global_hooks() or not (self.root is None or self.root.hold()):
             return False
         library = kernels()
         compare = unchanged_objects if library is None else library.unchanged
@@ -109,7 +108,7 @@ class Sources:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.copies = [tensor.detach().clone() for tensor in tensors]
         plain = all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
-        plain = plain and torch._C._len_torch_dispatch_stack() == 0  # else the copies may be without memory
+        plain = plain and not has_modes()  # else the copies may be without memory
         self.tensors = [weakref.ref(tensor) for tensor in tensors] if plain else None
         self.places = places_of(tensors) if plain else None
         self.memory = ComparedMemory(tensors, self.copies) if plain else None

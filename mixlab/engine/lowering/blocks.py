@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.core.grid import Grid
+from mixlab.engine.backends.convattention import WINDOWS, with_itself
 from mixlab.engine.draft import CannotLower, Draft, Tokens
 from mixlab.engine.lowering import layers
 from mixlab.engine.lowering.base import lower
@@ -16,7 +17,6 @@ from mixlab.engine.steps import Place
 from mixlab.models.backbone import Backbone, Block, Stage
 from mixlab.models.layers import Branch, Mlp, Residual
 from mixlab.models.mixers.convattention import ConvPosition
-from mixlab.ops.convattention import WINDOWS, with_itself
 
 Position = Callable[[Tensor, Grid], Tensor]
 
