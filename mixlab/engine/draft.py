@@ -121,8 +121,8 @@ class Draft(Steps):
     def linear_weights(self, layer: nn.Module, into: int, out: int | None = None) -> Weights:
         """Weight and bias of a linear layer from so many channels to so many."""
         self.exactly(layer, nn.Linear)
+        assert isinstance(layer, nn.Linear)
         weight, bias = layer.weight, layer.bias
-        assert isinstance(weight, Tensor)
         self.require(weight.ndim == 2 and weight.shape[1] == into, "a linear layer takes other channels")
         self.require(out is None or len(weight) == out, "a linear layer gives other channels")
         self.tensor(weight)
@@ -188,15 +188,14 @@ class Draft(Steps):
     # -- parts -----------------------------------------------------------------------------------
 
     def mark(self) -> Bookmark:
-        lists = (self.items, self.modules, self.others, self.pointed, self.values, self.made, self.parts)
-        return Bookmark(*map(len, lists))
+        return Bookmark(*[len(one) for one in self.lists()])
+
+    def lists(self) -> Sequence[list[Any]]:
+        return self.items, self.modules, self.others, self.pointed, self.values, self.made, self.parts
 
     def rewind(self, mark: Bookmark) -> None:
         """Forget what was written since the mark."""
-        lists: Sequence[list[Any]] = (
-            *(self.items, self.modules, self.others, self.pointed, self.values, self.made, self.parts),
-        )
-        for one, length in zip(lists, mark, strict=True):
+        for one, length in zip(self.lists(), mark, strict=True):
             del one[length:]
         written = {place.room for item in self.items if isinstance(item, KernelStep) for _, place in item.places}
         self.done = {number: place for number, place in self.done.items() if place.room in written}

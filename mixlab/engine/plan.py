@@ -158,19 +158,19 @@ def lay_out(
     segments: list[Segment | Call | Tell] = []
     known = set(inputs)
     steps: list[KernelStep] = []
-    for item in [*items, None]:
-        if isinstance(item, KernelStep):
-            steps.append(item)
+    for following in [*items, None]:
+        if isinstance(following, KernelStep):
+            steps.append(following)
             continue
         if steps:
             segment = written(steps, memory, set(shapes), known)
             known.update(segment.makes)
             segments.append(segment)
             steps = []
-        if item is not None:
-            segments.append(item)
-        if isinstance(item, Call):
-            known.update(item.writes)
+        if following is not None:
+            segments.append(following)
+        if isinstance(following, Call):
+            known.update(following.writes)
     return Plan(segments, shapes, inputs, outputs, memory, parts, made)
 
 

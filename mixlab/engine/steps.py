@@ -330,7 +330,7 @@ class Steps:
         )
 
     def add(
-        self, kernel: str, about: ctypes.Structure, packs: Iterable[tuple[int, Tensor]] = (), **places: Place
+        self, kernel: str, about: ctypes.Structure, packs: Iterable[tuple[int, Tensor]] = (), /, **places: Place
     ) -> None:
         offsets = [(getattr(type(about), name).offset, place) for name, place in places.items()]
         self.write(kernel, about, offsets, packs)

@@ -59,7 +59,7 @@ def test_a_part_that_somebody_has_changed_says_so(change: str) -> None:
     if change == "hook":
         layer.register_forward_hook(lambda *_: None)
     elif change == "forward":
-        layer.forward = lambda x: 0 * x  # type: ignore[method-assign]
+        layer.forward = lambda x: 0 * x
     else:
         layer.__class__ = type("Own", (nn.Linear,), {})
     reasons = {part.path: part.reason for part in model.engine_report().parts}
