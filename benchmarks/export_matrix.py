@@ -76,10 +76,10 @@ def measure(name: str, target: str, batch: int, rounds: int) -> Row:
     for member in model.modules():
         if isinstance(member, mixlab.Backbone) and hasattr(member, "head"):
             nn.init.normal_(member.get_parameter("head.classifier.weight"), std=0.02)  # Sequencer's starts at zero
-    kind, quantise = TARGETS[target]
+    kind, quantize = TARGETS[target]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("model.onnx" if kind == "onnx" else "model.pt2")
-        result = export(model, path, kind, quantise=quantise, say=tell(f"{name}, {target}"))
+        result = export(model, path, kind, quantize=quantize, say=tell(f"{name}, {target}"))
         run = open_export(path).run
         images = torch.randn(batch, model.config.in_channels, *result.image_size)
 
@@ -88,7 +88,7 @@ def measure(name: str, target: str, batch: int, rounds: int) -> Row:
                 model(images)
 
         timings = in_turn({"eager": eager, "file": lambda: run(images)}, rounds)
-    apart = result.difference if result.quantised_difference is None else result.quantised_difference
+    apart = result.difference if result.quantized_difference is None else result.quantized_difference
     megabytes, side = result.bytes / 1e6, result.image_size[0]
     return Row(name, side, target, apart, result.scale, megabytes, timings["eager"], timings["file"])
 

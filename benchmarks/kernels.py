@@ -12,17 +12,19 @@ from torch import Tensor
 
 import mixlab
 from mixlab.core.grid import Grid
+from mixlab.engine.backends.depthwise import strip_gradient, strip_starts
 from mixlab.engine.kernels import kernels
 from mixlab.engine.kernels.attention import run_attention
 from mixlab.engine.kernels.depthwise import convolve_channels, taps_gradient
 from mixlab.engine.kernels.factor import run_factor
 from mixlab.engine.kernels.linear import run_linear, run_weight
 from mixlab.models.mixers.mlstm import ROWS, Mlstm, MlstmOptions
-from mixlab.models.mixers.recurrent import Recurrent2d, RecurrentLayer
-from mixlab.ops.attention import AttentionGradient, join_heads, split_heads
+from mixlab.models.mixers.recurrent import RecurrentLayer
+from mixlab.ops.attention import attention, join_heads, split_heads
 from mixlab.ops.convattention import factorised_attention
-from mixlab.ops.depthwise import strip_gradient, strip_starts
-from mixlab.ops.longconv import convolve, prepare_1d, prepare_2d
+from mixlab.ops.longconv import Form, long_conv
+from mixlab.ops.mlstm_layer import MLSTM_LAYER
+from mixlab.ops.recurrent import RECURRENT_MAPS
 
 ROUNDS = 30
 ONEDNN = torch.ops.mkldnn._linear_pointwise
@@ -88,12 +90,11 @@ def long_convolutions() -> None:
     for batch in (1, 8):
         for side, channels in PLANES:
             x, taps = torch.randn(batch, side, side, channels), torch.randn(2 * side - 1, 2 * side - 1, channels)
-            ready = {form: prepare_2d(taps, side, side, form=form) for form in ("native", "fft", "matrix")}
-            runs = {form: lambda x=x, one=one: convolve(x, one) for form, one in ready.items()}
+            forms: tuple[Form, ...] = ("native", "fft", "matrix")
+            runs = {form: lambda x=x, taps=taps, form=form: long_conv(x, taps, form=form) for form in forms}
             tell(f"{batch} x {side} x {side} x {channels}, whole plane", in_turn(runs))
         line, taps = torch.randn(batch, 3136, 64), torch.randn(6271, 64)
-        ready = {form: prepare_1d(taps, 3136, form=form) for form in ("native", "fft")}
-        runs = {form: lambda x=line, one=one: convolve(x, one) for form, one in ready.items()}
+        runs = {form: lambda x=line, taps=taps, form=form: long_conv(x, taps, form=form) for form in ("native", "fft")}
         tell(f"{batch} x 3136 x 64, whole sequence", in_turn(runs))
 
 
@@ -159,7 +160,7 @@ def attentions() -> None:
             with torch.inference_mode():
                 tell(what, in_turn({"kernel": lambda x=qkv, h=heads: run_attention(x, h), "PyTorch": plain}))
             runs: dict[str, Callable[[], object]] = {
-                "kernel": lambda run=trained: run(AttentionGradient.apply),
+                "kernel": lambda run=trained: run(attention),
                 "PyTorch": lambda run=trained, form=plain: run(form),
             }
             tell(f"{what}, there and back", in_turn(runs))
@@ -184,27 +185,25 @@ def lstm_layers() -> None:
     for batch in (1, 8):
         for side, dim in ((32, 192), (16, 384)):
             layers = [RecurrentLayer(dim, dim // 4, "lstm", bidirectional=True) for _ in range(2)]
-            mixer, image = (
-                Recurrent2d(layers[0], layers[1], "concatenate", None).eval(),
-                torch.randn(batch, side, side, dim),
-            )
-            grid = Grid(side, side)
+            image = torch.randn(batch, side, side, dim)
+            walks = [*layers[0].walks(vertical=True), *layers[1].walks(vertical=False)]
+            weights = [weight for walk in walks for weight in walk.weights]
+            ways = ([walk.vertical for walk in walks], [walk.backwards for walk in walks])
             runs = {
-                "kernel": lambda m=mixer, x=image: m.both(x),
-                "PyTorch": lambda m=mixer, x=image, g=grid: m.one_by_one(x, g),
+                "kernel": lambda x=image, w=weights, ways=ways: RECURRENT_MAPS.compute(x, w, "lstm", *ways),
+                "PyTorch": lambda x=image, w=weights, ways=ways: RECURRENT_MAPS.reference(x, w, "lstm", *ways),
             }
             tell(f"LSTM over {batch} x {side} x {side} x {dim}", in_turn(runs))
 
 
 def matrix_memories() -> None:
     for batch, side in ((1, 14), (8, 14), (1, 28), (1, 56)):
-        kernel, plain = (Mlstm(192, MlstmOptions(bias=True), ROWS).eval() for _ in range(2))
-        plain.load_state_dict(kernel.state_dict())
-        plain.packed_for = lambda *_: None  # type: ignore[method-assign]
-        tokens, grid = torch.randn(batch, side * side, 192), Grid(side, side)
+        layer = Mlstm(192, MlstmOptions(bias=True), ROWS).eval()
+        parts, norm = [torch.randn(batch, side * side, 384) for _ in range(3)], layer.norm
+        call = (*parts, *layer.cell(), norm.weight, norm.bias, layer.skip, "chunkwise", 0, norm.eps)
         runs = {
-            "kernel": lambda m=kernel, x=tokens, g=grid: m(x, g),
-            "PyTorch": lambda m=plain, x=tokens, g=grid: m(x, g),
+            "kernel": lambda call=call: MLSTM_LAYER.compute(*call),
+            "PyTorch": lambda call=call: MLSTM_LAYER.reference(*call),
         }
         tell(f"mLSTM layer over {batch} x {side * side} x 192", in_turn(runs))
 

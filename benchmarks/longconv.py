@@ -30,7 +30,7 @@ def measure(sizes: tuple[int, ...], taps: int) -> dict[Form, float]:
     prepared = {}
     for form in FORMS:
         slow = form == "direct" and taps ** len(sizes) > DIRECT and taps > 120
-        if slow or form == "native" or (form == "matrix" and sizes[-1] > MATRIX):
+        if slow or (form == "matrix" and sizes[-1] > MATRIX):
             continue
         prepared[form] = (
             prepare_1d(kernel, *sizes, form=form) if len(sizes) == 1 else prepare_2d(kernel, *sizes, form=form)

@@ -167,45 +167,31 @@ def plain_form(name: str) -> Any:
 
 
 def plain_model(name: str) -> Any:
-    """`plain_form` with the rest of the model as it is written too: mLSTM's projections by an einsum over blocks,
-    `F.linear` for linear layers, StarReLU by its equation, the FFT of all channels at once.
+    """`plain_form` with the rest of the model as it is written too: without engine and backends, mLSTM's projections by
+    an einsum over blocks, StarReLU by its equation, the FFT of all channels at once.
     """
     import torch
 
+    from mixlab.core import hooks
     from mixlab.models.layers import StarReLU
-    from mixlab.models.mixers.mlstm import Mlstm
-    from mixlab.ops import linear, longconv
+    from mixlab.ops import mlstm_layer
     from mixlab.ops.activations import star_relu_reference
+    from mixlab.ops.operator import OPERATORS
 
     model, image = plain_form(name).eval(), torch.randn(1, 3, 224, 224)
     with torch.inference_mode():
         wanted = model(image)
-    linear.HAS_OPERATOR, longconv.FFT_NUMBERS = False, 2**62
+    hooks.fill(hooks.Engine())
+    for operator in OPERATORS.values():
+        operator.backends.clear()
+        operator.trainers.clear()
+    mlstm_layer.cell_inputs = mlstm_layer.written_inputs
     for module in model.modules():
-        if isinstance(module, Mlstm):
-            module.cell = functools.partial(plain_cell, module)
         if isinstance(module, StarReLU):
-            module.forward = functools.partial(star_relu_reference, scale=module.scale, bias=module.bias)
+            module.forward = functools.partial(star_relu_reference, scale=module.scale, shift=module.bias)
     with torch.inference_mode():
         torch.testing.assert_close(model(image), wanted, rtol=0, atol=1e-3 * float(wanted.std()))
     return model
-
-
-def plain_cell(layer: Any, source: Any, value_source: Any, walk: Any) -> Any:
-    import torch
-    import torch.nn.functional as F
-
-    from mixlab.ops.blockdiagonal import block_diagonal
-    from mixlab.ops.mlstm import mlstm_parallel
-
-    inputs = [(source, layer.query), (source, layer.key), (value_source, layer.value)]
-    parts = [block_diagonal(x, projection.weight, projection.bias) for x, projection in inputs]  # each (B, T, C)
-    together = torch.cat(parts, -1)
-    gates = [
-        F.linear(together, gate.weight, gate.bias).permute(2, 0, 1) for gate in (layer.input_gate, layer.forget_gate)
-    ]
-    heads = [part.unflatten(2, (layer.heads, -1)).permute(2, 0, 1, 3) for part in parts]
-    return mlstm_parallel(*heads, *gates)[0]
 
 
 if __name__ == "__main__":

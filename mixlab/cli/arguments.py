@@ -23,7 +23,7 @@ def pairs(entries: Iterable[str], flag: str) -> dict[str, Any]:
     for entry in entries:
         key, mark, text = entry.partition("=")
         if not mark or not key:
-            raise ConfigError(f"{flag} takes KEY=VALUE, such as optimiser.lr=1e-3; got {entry!r}.")
+            raise ConfigError(f"{flag} takes KEY=VALUE, such as optimizer.lr=1e-3; got {entry!r}.")
         found[key.strip()] = value_of(text.strip())
     return found
 
@@ -38,7 +38,7 @@ def add_run_arguments(parser: ArgumentParser, *, recipe: str, chooses_splits: bo
         nargs="*",
         action="extend",
         default=[],
-        help="changes of the recipe: optimiser.lr=1e-3 batch_size=64 ...",
+        help="changes of the recipe: optimizer.lr=1e-3 batch_size=64 ...",
     )
     parser.add_argument(
         "--model-set",

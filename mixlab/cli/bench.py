@@ -20,7 +20,7 @@ FOR = {
     "dtypes": ("models", "mixers", "activations"),
     "sizes": ("models", "compute"),
     "training": ("models", "activations"),
-    "optimiser": ("models",),
+    "optimizer": ("models",),
     "compile": ("models", "activations"),
     "layout": ("models",),
     "against": ("models",),
@@ -46,7 +46,7 @@ CONSTANTS = (
     "threads",
     "warmup",
     "layout",
-    "optimiser",
+    "optimizer",
     "compiled",
     "dim",
     "batch",
@@ -113,7 +113,13 @@ def add_model_arguments(parser: ArgumentParser) -> None:
     add("--batches", nargs="+", type=int, default=None, help="default: 1 8; of --mixers: 1")
     add("--dtypes", nargs="+", default=None, help="float32, tf32, bfloat16, float16, float64; default: float32")
     add("--training", action="store_true", help="also a training step: forward and backward")
-    add("--optimiser", default=None, choices=["none", "adamw", "lamb", "sgd"], help="of the training step")
+    add(
+        "--optimizer",
+        "--optimiser",
+        default=None,
+        choices=["none", "adamw", "lamb", "sgd"],
+        help="of the training step",
+    )
     add("--compile", action="store_true", help="also compiled, with the time that compiling takes")
     add("--layout", default=None, choices=["contiguous", "channels_last"], help="of images and weights in memory")
     add("--against", default=None, help="a model that takes turns with every other, for a ratio")
@@ -172,8 +178,8 @@ def mode_of(arguments: Namespace) -> str:
         if mode not in modes and arguments[name] not in (None, False):
             flags = " or ".join("models" if one == "models" else f"--{one}" for one in modes)
             raise ConfigError(f"--{name.replace('_', '-')} is for {flags}, not for {mode}.")
-    if arguments.optimiser not in (None, "none") and not arguments.training:
-        raise ConfigError("--optimiser is part of a training step: add --training.")
+    if arguments.optimizer not in (None, "none") and not arguments.training:
+        raise ConfigError("--optimizer is part of a training step: add --training.")
     training_only = [name for name in ("images", "drop_path", "tflops") if arguments[name] is not None]
     if training_only and arguments.recipe is None:
         raise ConfigError(f"--{training_only[0].replace('_', '-')} is of a training: add --recipe.")
@@ -211,7 +217,7 @@ def single(arguments: Namespace, name: str, argument: str) -> dict[str, Any]:
 def run_models(arguments: Namespace, watch: Callable[[str], None]) -> tuple[Finding, dict[str, Any]]:
     from mixlab.evals.cost.bench import bench as run
 
-    options = given(arguments, "batches", "dtypes", "optimiser", "layout", "threads", "against", "device", "skip")
+    options = given(arguments, "batches", "dtypes", "optimizer", "layout", "threads", "against", "device", "skip")
     options |= {"sizes": [parse_size(size) for size in arguments.sizes]} if arguments.sizes else {}
     options |= changes_of(arguments)
     flags = {"training": arguments.training, "compiled": arguments.compile}

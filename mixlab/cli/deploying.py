@@ -24,7 +24,7 @@ def export_parser() -> ArgumentParser:
     parser.add_argument("--out", default=None, help="the file: .onnx, or .pt2 for torch_export and aot")
     parser.add_argument("--image-size", default=None, help="N or HxW, the only size it takes; default: the model's own")
     parser.add_argument("--batch", default="dynamic", help="dynamic, or the only number of images it takes")
-    parser.add_argument("--quantise", default=None, help="int8: weights as 8-bit numbers (onnx only)")
+    parser.add_argument("--quantize", "--quantise", default=None, help="int8: weights as 8-bit numbers (onnx only)")
     parser.add_argument("--data", default=None, help="measure the top-1 accuracy before and after on this data")
     parser.add_argument("--split", default="val", choices=["train", "val", "test"], help="of the data")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
@@ -39,7 +39,7 @@ def export(arguments: Namespace) -> None:
     batch = parse_batch(str(arguments.batch))
     from mixlab.deploy.export import export as run
 
-    names = ("format", "quantise", "data", "split", "force")
+    names = ("format", "quantize", "data", "split", "force")
     with status("opening the model") as say:
         result = run(
             arguments.model,
@@ -111,8 +111,8 @@ def told(result: "ExportResult") -> str:
     ]
     if not result.scale:
         lines.append("every score is 0, as those of a fresh classifier can be: the comparison says nothing")
-    if result.quantised is not None:
-        lines.append(f"largest difference with {result.quantised} weights {result.quantised_difference:.2g}")
+    if result.quantized is not None:
+        lines.append(f"largest difference with {result.quantized} weights {result.quantized_difference:.2g}")
     if result.top1 is not None and result.exported_top1 is not None:
         lost = result.exported_top1 - result.top1
         lines.append(f"top-1 {result.top1:.2f}% in PyTorch, {result.exported_top1:.2f}% in the file ({lost:+.2f})")

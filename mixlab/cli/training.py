@@ -58,7 +58,7 @@ def finetune_parser() -> ArgumentParser:
     parser = ArgumentParser(
         description="Go on from trained weights: at a higher resolution (--image-size 384), or on other data; the "
         "classifier is replaced where the classes differ. Example: mixlab finetune caformer_s18 weights.safetensors "
-        "PATH --out runs/mine --freeze 3 --set optimiser.layer_decay=0.7"
+        "PATH --out runs/mine --freeze 3 --set optimizer.layer_decay=0.7"
     )
     parser.add_argument("model", help="a name from `mixlab models`")
     parser.add_argument("weights", help="a weight file: ours, the authors' or timm's")

@@ -135,8 +135,19 @@ def info_parser() -> ArgumentParser:
         "--mixers", default=None, help="other mixers: a name for all stages, or pool,sepconv,... per stage"
     )
     parser.add_argument("--num-classes", type=int, default=None, help="default: the model's, mostly 1000")
+    parser.add_argument("--engine", action="store_true", help="what runs as kernels on this CPU, and what as PyTorch")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     return parser
+
+
+def engine_info(name: str, changes: dict[str, Any], *, as_json: bool) -> None:
+    """Print what runs where in a model, for one image, and why not elsewhere."""
+    from mixlab.models.zoo import create_model, ensemble_row
+
+    if ensemble_row(name) is not None:
+        raise ConfigError(f"{name!r} is an ensemble: ask for the engine's part in one of its members.")
+    report = create_model(name, **changes).eval().engine_report()
+    print(json.dumps(report.plain(), indent=1) if as_json else report)
 
 
 def info(arguments: Namespace) -> None:
@@ -152,6 +163,8 @@ def info(arguments: Namespace) -> None:
         changes["num_classes"] = arguments.num_classes
     if arguments.image_size is not None:
         changes["image_size"] = parse_size(arguments.image_size)
+    if arguments.engine:
+        return engine_info(arguments.name, changes, as_json=arguments.json)
     ensemble = ensemble_row(arguments.name)
     if ensemble is None:
         config = model_config(arguments.name, **changes)

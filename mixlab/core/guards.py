@@ -21,6 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from mixlab.core.compat import differentiates_forwards, marked_constant, traces, transforms
 from mixlab.core.errors import PrecisionError
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
@@ -163,11 +164,8 @@ def _survives_bf16() -> bool:
 
 
 def is_constant(function: Function) -> Function:
-    """Tells the compiler to call a function once and keep the answer. `torch.compiler.assume_constant_result` leaves
-    the same mark, but imports the compiler, which would nearly double the time of every start.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+    """Tells the compiler to call a function once and keep the answer."""
+    return marked_constant(function)
 
 
 @is_constant
@@ -190,25 +188,13 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 
 def is_transformed() -> bool:
     """Whether something other than plain autograd follows the arithmetic: a compiler, a tracer, vmap, forward mode."""
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    return traced or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-
-
-def is_many(gradient: Tensor) -> bool:
-    """Whether several gradients travel as one, as `is_grads_batched` lets them: they have no memory of their own."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(gradient)
+    return torch.compiler.is_compiling() or traces() or differentiates_forwards() or transforms()
 
 
 def is_exported() -> bool:
     """Whether the arithmetic is being written down as a graph for other programs, not compiled for this one."""
     asked = getattr(torch.compiler, "is_exporting", None)  # older releases of torch do not say
     return asked is not None and bool(asked())
-
-
-def may_overwrite() -> bool:
-    """Whether nobody follows the arithmetic: no gradients either way, no compiler."""
-    following = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    return not following and torch.autograd.forward_ad._current_level < 0
 
 
 def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:

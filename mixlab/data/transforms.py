@@ -165,7 +165,7 @@ def evaluation_steps(size: Size, crop: float, interpolation: str, crop_mode: str
 def crop_steps(augmentation: "Augmentation", size: Size, preprocessing: Preprocessing) -> list[Any]:
     from torchvision import transforms
 
-    if augmentation.crop == "centre":
+    if augmentation.crop == "center":
         return evaluation_steps(size, preprocessing.crop, augmentation.interpolation, preprocessing.crop_mode)
     if augmentation.crop == "squash":
         return [Resize(size, augmentation.interpolation)]

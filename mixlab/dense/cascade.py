@@ -15,7 +15,7 @@ BOX_WEIGHT = 10.0
 
 
 @dataclass(frozen=True)
-class Step:
+class CascadeStep:
     """One stage of the cascade."""
 
     overlap: float  # with an object, from which on a proposal is its
@@ -24,9 +24,9 @@ class Step:
 
 
 STEPS = (
-    Step(0.5, (10.0, 10.0, 5.0, 5.0), 1.0),
-    Step(0.6, (20.0, 20.0, 10.0, 10.0), 0.5),
-    Step(0.7, (30.0, 30.0, 15.0, 15.0), 0.25),
+    CascadeStep(0.5, (10.0, 10.0, 5.0, 5.0), 1.0),
+    CascadeStep(0.6, (20.0, 20.0, 10.0, 10.0), 0.5),
+    CascadeStep(0.7, (30.0, 30.0, 15.0, 15.0), 0.25),
 )
 
 
@@ -37,7 +37,7 @@ class CascadeMaskRCNN(RegionDetector):
         super().__init__(backbone, config, [build_stage(config, step) for step in STEPS])
 
 
-def build_stage(config: DetectorConfig, step: Step) -> RegionStage:
+def build_stage(config: DetectorConfig, step: CascadeStep) -> RegionStage:
     pooled = (config.width, BOX_SIZE, BOX_SIZE)
     head = FastRCNNConvFCHead(pooled, [config.width] * CONVOLUTIONS, [config.head_width], nn.BatchNorm2d)
     return RegionStage(

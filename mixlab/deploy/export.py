@@ -15,13 +15,13 @@ from mixlab.core.errors import ConfigError, ExportError, near_misses
 from mixlab.deploy.checking import Accuracy, compare, images_for
 from mixlab.deploy.graph import TRACED, trace
 from mixlab.deploy.onnx import Run
-from mixlab.deploy.quantize import quantise_onnx
+from mixlab.deploy.quantize import quantize_onnx
 from mixlab.deploy.specimen import Size, Source, Specimen, open_specimen
 from mixlab.deploy.targets import AnyPath, Target, target_of, target_of_file
 
 BOUND = 1e-4  # of the largest score, by which no score may differ
 FLOOR = 1e-2  # scores below it are measured against it
-QUANTISED = ("int8",)
+QUANTIZED = ("int8",)
 Say = Callable[[str], None]
 
 
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 class ExportResult:
     """What was written. Differences are the largest of any score from PyTorch's on random images.
 
-    `difference` is that of the float32 graph, `quantised_difference` that of the file if it is quantised; `scale` is
+    `difference` is that of the float32 graph, `quantized_difference` that of the file if it is quantized; `scale` is
     the largest score. The top-1 accuracies, in percent, are PyTorch's and the file's on `data`.
     """
 
@@ -42,8 +42,8 @@ class ExportResult:
     seconds: float  # for everything
     bytes: int
     trained: bool  # False: the weights are fresh
-    quantised: str | None = None
-    quantised_difference: float | None = None
+    quantized: str | None = None
+    quantized_difference: float | None = None
     top1: float | None = None
     exported_top1: float | None = None
 
@@ -69,30 +69,33 @@ def export(
     *,
     image_size: Size | None = None,
     batch: int | Literal["dynamic"] = "dynamic",
-    quantise: str | None = None,
+    quantize: str | None = None,
     data: str | PathLike[str] | None = None,
     split: str = "val",
     force: bool = False,
     say: Say | None = None,
+    quantise: str | None = None,
 ) -> ExportResult:
     """Write a classifier or a segmenter, by name, file or as it is, for one image size.
 
     The file is run and compared with PyTorch on batches that it was not traced with; if a score differs by more than
-    1e-4 of the largest, nothing is written. `quantise="int8"` (ONNX only) stores the weights of linear layers and LSTMs
+    1e-4 of the largest, nothing is written. `quantize="int8"` (ONNX only) stores the weights of linear layers and LSTMs
     as 8-bit numbers, and scores then differ as much as they do. `data` measures the top-1 accuracy of both.
+    `quantise` is the older spelling of `quantize`.
     """
     start, say = time.monotonic(), say or (lambda text: None)
     target, size_of_batch = target_of(format), parse_batch(batch)
-    check_quantise(quantise, target)
+    quantize = quantize or quantise
+    check_quantize(quantize, target)
     with place_for(path, target.suffix, force=force) as work:
         target.check()
         specimen = open_specimen(model, image_size)
         accuracy = None if data is None else Accuracy.on(specimen, data, split, size_of_batch)
         written = write(specimen, target, work, size_of_batch, say)
         found: dict[str, Any] = {}
-        if quantise is not None:
-            say("quantising to int8")
-            found |= {"quantised": quantise, "quantised_difference": write_int8(specimen, target, work, size_of_batch)}
+        if quantize is not None:
+            say("quantizing to int8")
+            found |= {"quantized": quantize, "quantized_difference": write_int8(specimen, target, work, size_of_batch)}
         if accuracy is not None:
             say("measuring accuracy")
             found |= {"top1": accuracy.of_model(), "exported_top1": accuracy.of_file(target.run(work))}
@@ -133,11 +136,11 @@ def parse_batch(batch: int | str) -> int | None:
     return batch
 
 
-def check_quantise(quantise: str | None, target: Target) -> None:
-    if quantise is None:
+def check_quantize(quantize: str | None, target: Target) -> None:
+    if quantize is None:
         return
-    if quantise not in QUANTISED:
-        raise ConfigError(f"Unknown quantisation {quantise!r}. {near_misses(quantise, QUANTISED)}")
+    if quantize not in QUANTIZED:
+        raise ConfigError(f"Unknown quantization {quantize!r}. {near_misses(quantize, QUANTIZED)}")
     if target.name != "onnx":
         raise ConfigError(
             f"Quantisation is for the format onnx, not for {target.name}: PyTorch's graphs cannot hold it."
@@ -182,14 +185,14 @@ def write_int8(specimen: Specimen, target: Target, work: Path, batch: int | None
     plain = work.with_name(f"float_{work.name}")
     work.rename(plain)
     before = list(work.parent.iterdir())  # a very large model has its parameters beside it
-    quantise_onnx(plain, work, {**specimen.about(batch), "quantised": "int8"})
+    quantize_onnx(plain, work, {**specimen.about(batch), "quantized": "int8"})
     for file in before:
         file.unlink()
     apart, scale = compare(specimen, target.run(work), batch)
     if not math.isfinite(apart):
         raise ExportError(
             f"With int8 weights the scores of {specimen.name!r} are no numbers any more (they were up to {scale:.4g}). "
-            f"Nothing was written; leave out --quantise."
+            f"Nothing was written; leave out --quantize."
         )
     return apart
 

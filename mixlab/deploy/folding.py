@@ -5,11 +5,14 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
+from mixlab.core.compat import has_onednn_products, listened_to
 from mixlab.engine.serve import freeze, packed_weights, thaw
 from mixlab.models.coscale import CoscaleBlock
-from mixlab.models.layers import Mlp, PackedLinear, Residual, Scaling, SquaredReLU, StarReLU, is_own, is_plain
+from mixlab.models.layers import Mlp, Residual, Scaling, SquaredReLU, StarReLU
 from mixlab.models.mixers import Mixer
-from mixlab.ops.linear import has_onednn, is_plain_float
+from mixlab.ops.layers import PackedLinear, bare
+from mixlab.ops.mlp import folded
+from mixlab.ops.operator import is_plain
 
 
 @torch.no_grad()
@@ -31,10 +34,10 @@ def fold(model: nn.Module) -> list[str]:
 def fold_star_relu(mlp: Mlp) -> bool:
     """W (s r^2 + b) + c = (s W) r^2 + (b W 1 + c)"""
     act = mlp.act
-    if type(act) is not StarReLU or not is_plain(act) or not is_own(mlp.fc2):
+    if not bare(act, StarReLU) or not bare(mlp.fc2, nn.Linear, PackedLinear):
         return False
-    _, weight, bias = act.folded(mlp.fc2)
-    assert bias is not None, "StarReLU's own"
+    assert isinstance(act, StarReLU)
+    weight, bias = folded(mlp.fc2.weight, mlp.fc2.bias, act.scale, act.bias)
     mlp.fc2.weight = nn.Parameter(weight, requires_grad=False)
     mlp.fc2.bias = nn.Parameter(bias, requires_grad=False)
     mlp.act = SquaredReLU().to(weight.device).eval()
@@ -47,10 +50,10 @@ def fold_branch_scale(residual: Residual, uses: Counter[int]) -> bool:
         return False
     factor, mixers = residual.scaling.branch, [branch.mixer for branch in residual.branches]
     listened = [*residual.branches, *(mixer for mixer in mixers if isinstance(mixer, nn.Module)), residual.scaling]
-    if factor is None or not all(is_plain(module) for module in listened):
+    if factor is None or any(listened_to(module) for module in listened):
         return False
     lasts = [last_layer(mixer) for mixer in mixers if uses[id(mixer)] == 1]
-    if len(lasts) < len(mixers) or not all(last is not None and is_own(last) for last in lasts):
+    if len(lasts) < len(mixers) or not all(bare(last, nn.Linear, PackedLinear) for last in lasts):
         return False
     for last in lasts:
         assert last is not None
@@ -84,7 +87,11 @@ def keep_packed(model: nn.Module, example: Tensor) -> int:
 
 def pack(model: nn.Module) -> int:
     """Linear layers that mixers and MLPs only call, with packed weights in place of parameters; how many there are."""
-    callers = [module for module in model.modules() if isinstance(module, (Mixer, Mlp))] if has_onednn() else []
+    callers = (
+        [module for module in model.modules() if isinstance(module, (Mixer, Mlp))]
+        if has_onednn_products() and torch.backends.mkldnn.enabled
+        else []
+    )
     found = [(module, name) for module in callers for name in module.linears]
     fitting = [(module, name) for module, name in found if can_pack(getattr(module, name))]
     for module, name in fitting:
@@ -93,4 +100,4 @@ def pack(model: nn.Module) -> int:
 
 
 def can_pack(layer: nn.Module | None) -> bool:
-    return type(layer) is nn.Linear and is_own(layer) and is_plain_float(layer.weight)
+    return isinstance(layer, nn.Linear) and bare(layer, nn.Linear) and is_plain(layer.weight)

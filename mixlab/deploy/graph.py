@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from mixlab.core.compat import OpOverload
 from mixlab.core.errors import ExportError
 from mixlab.core.grid import Grid
 from mixlab.deploy.recurrence import traced_by_shape
@@ -97,7 +98,7 @@ def overwritten(graph: fx.Graph) -> set[fx.Node]:
     """Tensors that an operator writes into, and those that they are views of."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        writes = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
         if writes or (node in found and is_view(node)):
             found.update(node.all_input_nodes[:1])
         if writes:
@@ -108,14 +109,14 @@ def overwritten(graph: fx.Graph) -> set[fx.Node]:
 def is_pure(node: fx.Node) -> bool:
     """Whether equal inputs give equal outputs and nothing else happens."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if node.op != "call_function" or not isinstance(target, OpOverload) or target._schema.is_mutable:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def is_view(node: fx.Node) -> bool:
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and any(one.alias_info for one in target._schema.returns)
+    return isinstance(target, OpOverload) and any(one.alias_info for one in target._schema.returns)
 
 
 def attribute(module: nn.Module, path: Any) -> Any:

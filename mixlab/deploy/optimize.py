@@ -22,8 +22,8 @@ from mixlab.evals.cost.bench import threads_set
 from mixlab.evals.cost.execution import wait_for
 from mixlab.metrics.timing import time_rounds
 from mixlab.models.config import ModelConfig
-from mixlab.models.layers import PackedLinear
 from mixlab.models.model import Model
+from mixlab.ops.layers import PackedLinear
 
 BOUND = 1e-4  # of the largest score, by which no score may differ
 FLOOR = 1e-2  # scores below it are measured against it

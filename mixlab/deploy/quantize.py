@@ -13,7 +13,7 @@ OPERATORS = ("MatMul", "LSTM")  # convolutions in whole numbers are slower than 
 WHOLE = ("MatMulInteger", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM")
 
 
-def quantise_onnx(source: Path, target: Path, about: Mapping[str, Any]) -> int:
+def quantize_onnx(source: Path, target: Path, about: Mapping[str, Any]) -> int:
     """Write `source` with int8 weights to `target`; the number of operators that became whole-numbered."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
@@ -34,7 +34,7 @@ def quantise_onnx(source: Path, target: Path, about: Mapping[str, Any]) -> int:
     written = onnx.load(str(target), load_external_data=False)
     count = sum(node.op_type in WHOLE for node in written.graph.node)
     if not count:
-        raise ExportError("Nothing in this model can be quantised: it has no product with a constant matrix.")
+        raise ExportError("Nothing in this model can be quantized: it has no product with a constant matrix.")
     onnx.helper.set_model_props(written, {METADATA_KEY: json.dumps(about)})
     target.write_bytes(written.SerializeToString())
     return count

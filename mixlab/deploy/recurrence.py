@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._decomp import decomposition_table
 
+from mixlab.core.compat import DispatchKey, decomposition_table
 from mixlab.ops.recurrent import Cell
 
 KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from mixlab.core import hooks
-from mixlab.engine import compiled, report, serve
+from mixlab.engine import backends, compiled, report, serve
 from mixlab.engine.derived import derived
 from mixlab.engine.lowering import register_all
 
 T = TypeVar("T")
 
 
-class Answers(hooks.Engine):
+class EngineAnswers(hooks.Engine):
     """What models ask, answered by plans."""
 
     def serve(self, model: nn.Module, call: str, image: Tensor, visit: Any) -> Any:
@@ -32,5 +32,6 @@ class Answers(hooks.Engine):
 
 
 register_all()
-ANSWERS = Answers()
+ANSWERS = EngineAnswers()
+assert backends, "they register themselves"
 hooks.fill(ANSWERS)

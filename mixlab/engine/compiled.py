@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixlab.core.compat import differentiates_forwards, transforms
 from mixlab.core.errors import CompileError
 from mixlab.core.grid import Grid
 from mixlab.core.guards import is_constant, is_exported
@@ -28,10 +29,10 @@ def as_operator(part: nn.Module, tokens: Tensor, grid: Any) -> Tensor | None:
     if torch.is_grad_enabled() or part.training or not isinstance(part, Part) or not keeps_shape(part, tokens):
         return None
     plain = tokens.device.type == "cpu" and tokens.dtype is torch.float32 and tokens.ndim == 3
-    followed = torch.is_autocast_enabled("cpu") or torch.autograd.forward_ad._current_level >= 0
+    followed = torch.is_autocast_enabled("cpu") or differentiates_forwards()
     if not (plain and CAN_TELL) or followed or is_exported() or not serves_compiled_code():
         return None
-    if torch._C._are_functorch_transforms_active():
+    if transforms():
         return None
     tensors = tensors_of(part)
     return None if tensors is None else call_part(tokens, part.number, tensors, *grid)

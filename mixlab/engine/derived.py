@@ -6,9 +6,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mixlab.core.compat import HOOKS
 from mixlab.core.guards import is_transformed
 from mixlab.engine.cache import CACHE, Entry, first
-from mixlab.engine.watch import HOOKS, Sources
+from mixlab.engine.watch import Sources
 
 T = TypeVar("T")
 

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mixlab.core.compat import HOOKS
 from mixlab.core.grid import Grid
 from mixlab.engine.derived import derive
-from mixlab.engine.plan import Call, Part, Plan, Shape, Tell, lay_out
-from mixlab.engine.steps import PackedWeight, Pending, Place, Step, Steps, Weights
-from mixlab.engine.watch import HOOKS, Watch
+from mixlab.engine.plan import Call, Plan, PlannedPart, Shape, Tell, lay_out
+from mixlab.engine.steps import KernelStep, PackedWeight, Pending, Place, Steps, Weights
+from mixlab.engine.watch import Watch
 from mixlab.models.modules import Shared
 
 T = TypeVar("T")
@@ -43,12 +44,13 @@ class Tokens(NamedTuple):
         return self.images, self.grid.height, self.grid.width
 
 
-class Mark(NamedTuple):
+class Bookmark(NamedTuple):
     """How far a draft is."""
 
     items: int
     modules: int
     others: int
+    pointed: int
     values: int
     made: int
     parts: int
@@ -61,14 +63,15 @@ class Draft(Steps):
         super().__init__(packed)
         self.root = root  # whoever calls it sees to its hooks, and it must not be kept alive
         self.names = names  # of modules, by their ids
-        self.items: list[Step | Call | Tell] = self.steps  # type: ignore[assignment]
+        self.items: list[KernelStep | Call | Tell] = self.steps  # type: ignore[assignment]
         self.shapes: dict[int, Shape] = {}
         self.inputs: list[int] = []
         self.modules: list[nn.Module] = []
         self.others: list[dict[str, Any]] = []
+        self.pointed: list[Tensor] = []  # tensors that steps read where they lie
         self.values: list[tuple[Tensor, Tensor]] = []  # whose numbers are part of the plan, each with a copy
         self.made: list[Any] = []  # what steps point at beside parameters
-        self.parts: list[Part] = []
+        self.parts: list[PlannedPart] = []
 
     # -- conditions ------------------------------------------------------------------------------
 
@@ -112,13 +115,14 @@ class Draft(Steps):
         self.require(plain and not tensor.is_neg(), f"a parameter is {tensor.dtype} on {tensor.device}")
         self.require(tensor.is_contiguous() and tensor.numel() > 0, "a parameter is not contiguous")
         self.require(not shape or tuple(tensor.shape) == shape, f"a parameter has the shape {tuple(tensor.shape)}")
+        self.pointed.append(tensor)
         return tensor
 
     def linear_weights(self, layer: nn.Module, into: int, out: int | None = None) -> Weights:
         """Weight and bias of a linear layer from so many channels to so many."""
         self.exactly(layer, nn.Linear)
+        assert isinstance(layer, nn.Linear)
         weight, bias = layer.weight, layer.bias
-        assert isinstance(weight, Tensor)
         self.require(weight.ndim == 2 and weight.shape[1] == into, "a linear layer takes other channels")
         self.require(out is None or len(weight) == out, "a linear layer gives other channels")
         self.tensor(weight)
@@ -183,16 +187,17 @@ class Draft(Steps):
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def mark(self) -> Mark:
-        lists = (self.items, self.modules, self.others, self.values, self.made, self.parts)
-        return Mark(*map(len, lists))
+    def mark(self) -> Bookmark:
+        return Bookmark(*[len(one) for one in self.lists()])
 
-    def rewind(self, mark: Mark) -> None:
+    def lists(self) -> Sequence[list[Any]]:
+        return self.items, self.modules, self.others, self.pointed, self.values, self.made, self.parts
+
+    def rewind(self, mark: Bookmark) -> None:
         """Forget what was written since the mark."""
-        lists: Sequence[list[Any]] = (self.items, self.modules, self.others, self.values, self.made, self.parts)
-        for one, length in zip(lists, mark, strict=True):
+        for one, length in zip(self.lists(), mark, strict=True):
             del one[length:]
-        written = {place.room for item in self.items if isinstance(item, Step) for _, place in item.places}
+        written = {place.room for item in self.items if isinstance(item, KernelStep) for _, place in item.places}
         self.done = {number: place for number, place in self.done.items() if place.room in written}
 
     def path(self, module: object) -> str:
@@ -203,16 +208,16 @@ class Draft(Steps):
         """A part that is made of kernels: says so in the plan."""
         first = len(self.items)
         yield
-        steps = tuple(item.kernel for item in self.items[first:] if isinstance(item, Step))
-        self.parts.append(Part(path, "", steps))
+        steps = tuple(item.kernel for item in self.items[first:] if isinstance(item, KernelStep))
+        self.parts.append(PlannedPart(path, "", steps))
 
     def pytorch(self, path: str, reason: str) -> None:
         """Say that a part is left to PyTorch, and why."""
-        self.parts.append(Part(path, reason))
+        self.parts.append(PlannedPart(path, reason))
 
     def close(self, outputs: Sequence[int]) -> tuple[Plan, Watch]:
         """The plan, and the watch over what it stands for."""
         return (
             lay_out(self.items, self.sizes, self.shapes, self.inputs, outputs, self.parts, self.made),
-            Watch(self.modules, self.others, self.values, self.root),
+            Watch(self.modules, self.others, self.pointed, self.values, self.root),
         )

@@ -13,14 +13,14 @@ class Life(NamedTuple):
     last: int
 
 
-class Memory(NamedTuple):
+class MemoryLayout(NamedTuple):
     """Where rooms begin, and how many numbers there are in all."""
 
     starts: dict[int, int]
     size: int
 
 
-def assign(sizes: Sequence[int], lives: Mapping[int, Life]) -> Memory:
+def assign(sizes: Sequence[int], lives: Mapping[int, Life]) -> MemoryLayout:
     """Places for all rooms that have a life: each at the first gap that is large enough, the largest rooms first."""
     placed: list[tuple[int, int, Life]] = []  # start, end, life
     starts: dict[int, int] = {}
@@ -33,7 +33,7 @@ def assign(sizes: Sequence[int], lives: Mapping[int, Life]) -> Memory:
             start = max(start, end)
         placed.append((start, start + size, life))
         starts[room] = start
-    return Memory(starts, max((end for _, end, _ in placed), default=0))
+    return MemoryLayout(starts, max((end for _, end, _ in placed), default=0))
 
 
 def meet(one: Life, other: Life) -> bool:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mixlab.core.grid import Grid
 from mixlab.engine.kernels import kernel_number, kernels
-from mixlab.engine.memory import Life, Memory, assign
-from mixlab.engine.steps import FLOAT, PackedWeight, Place, Step
+from mixlab.engine.memory import Life, MemoryLayout, assign
+from mixlab.engine.steps import FLOAT, KernelStep, PackedWeight, Place
 
 MOST = 2**22  # numbers of a plan's memory up to which it is kept between runs
 POINTER, INT, HEAD = struct.Struct("P"), struct.Struct("i"), struct.Struct("lN")
@@ -33,7 +33,7 @@ class Tell(NamedTuple):
     grid: Grid
 
 
-class Part(NamedTuple):
+class PlannedPart(NamedTuple):
     """What runs where: a part of a model by its path, and why it is not made of kernels; empty if it is."""
 
     path: str
@@ -80,8 +80,8 @@ class Plan:
         shapes: dict[int, Shape],
         inputs: Sequence[int],
         outputs: Sequence[int],
-        memory: Memory,
-        parts: Sequence[Part],
+        memory: MemoryLayout,
+        parts: Sequence[PlannedPart],
         made: Sequence[Any],
     ) -> None:
         self.made = tuple(made)  # what steps point at beside parameters
@@ -140,41 +140,41 @@ class Plan:
 
 
 def lay_out(
-    items: Sequence[Step | Call | Tell],
+    items: Sequence[KernelStep | Call | Tell],
     sizes: Sequence[int],
     shapes: dict[int, Shape],
     inputs: Sequence[int],
     outputs: Sequence[int],
-    parts: Sequence[Part],
+    parts: Sequence[PlannedPart],
     made: Sequence[Any],
 ) -> Plan:
     """A plan of items in order: rooms that are no tensors get places in a common memory."""
     lives: dict[int, Life] = {}
     for index, item in enumerate(items):
-        for _, place in item.places if isinstance(item, Step) else ():
+        for _, place in item.places if isinstance(item, KernelStep) else ():
             if place.room not in shapes:
                 lives[place.room] = Life(lives.get(place.room, Life(index, index)).first, index)
     memory = assign(sizes, lives)
     segments: list[Segment | Call | Tell] = []
     known = set(inputs)
-    steps: list[Step] = []
-    for item in [*items, None]:
-        if isinstance(item, Step):
-            steps.append(item)
+    steps: list[KernelStep] = []
+    for following in [*items, None]:
+        if isinstance(following, KernelStep):
+            steps.append(following)
             continue
         if steps:
             segment = written(steps, memory, set(shapes), known)
             known.update(segment.makes)
             segments.append(segment)
             steps = []
-        if item is not None:
-            segments.append(item)
-        if isinstance(item, Call):
-            known.update(item.writes)
+        if following is not None:
+            segments.append(following)
+        if isinstance(following, Call):
+            known.update(following.writes)
     return Plan(segments, shapes, inputs, outputs, memory, parts, made)
 
 
-def written(steps: Sequence[Step], memory: Memory, loose: set[int], known: set[int]) -> Segment:
+def written(steps: Sequence[KernelStep], memory: MemoryLayout, loose: set[int], known: set[int]) -> Segment:
     """Steps as the text that the library runs."""
     text, fixed, free = bytearray(), [], []
     packed: list[tuple[int, PackedWeight]] = []
@@ -197,9 +197,9 @@ def written(steps: Sequence[Step], memory: Memory, loose: set[int], known: set[i
 
 def describe(item: Any) -> str:
     """One item in words."""
-    if isinstance(item, Step):
+    if isinstance(item, KernelStep):
         return item.kernel
     return f"tell {item.name}" if isinstance(item, Tell) else "PyTorch"
 
 
-__all__ = ["Call", "Changed", "Part", "Place", "Plan", "Tell", "lay_out"]
+__all__ = ["Call", "Changed", "Place", "Plan", "PlannedPart", "Tell", "lay_out"]

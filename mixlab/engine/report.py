@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mixlab.engine import serve
-from mixlab.engine.plan import Part, Segment
+from mixlab.engine.plan import PlannedPart, Segment
 from mixlab.engine.steps import FLOAT
 
 
@@ -16,7 +16,7 @@ class EngineReport:
     how often a run calls the kernels; `memory_bytes`: of everything between input and output that is not a tensor.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[PlannedPart, ...]
     reason: str = ""
     calls: int = 0
     memory_bytes: int = 0

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixlab.core.compat import has_modes
 from mixlab.core.grid import Grid
 from mixlab.core.guards import is_transformed
 from mixlab.engine.cache import CACHE, Entry
@@ -43,7 +44,7 @@ def reason_against(model: nn.Module, inputs: Tensor) -> str | None:
         return "a tracer, a transform or forward differentiation follows the arithmetic"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
-    if torch._C._len_torch_dispatch_stack() > 0:
+    if has_modes():
         return "somebody listens to every operator"
     if not isinstance(inputs, Tensor) or not is_plain(inputs):
         return "the images are not float32 numbers of a CPU"

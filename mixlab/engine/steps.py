@@ -86,7 +86,7 @@ class PackedWeight:
         self.weight, self.room, self.filled = weight, room_for(weight), False
 
 
-class Step(NamedTuple):
+class KernelStep(NamedTuple):
     """One kernel: what it is told, where in that places are to be written, and where whether a weight is packed."""
 
     kernel: str
@@ -100,7 +100,7 @@ class Steps:
 
     def __init__(self, packed: dict[int, PackedWeight] | None = None) -> None:
         self.threads, self.packed = torch.get_num_threads(), packed
-        self.steps: list[Step] = []
+        self.steps: list[KernelStep] = []
         self.sizes: list[int] = []  # of rooms, in numbers
         self.pending = 0
         self.done: dict[int, Place] = {}  # norms that have become steps of their own
@@ -435,7 +435,7 @@ class Steps:
         )
 
     def add(
-        self, kernel: str, about: ctypes.Structure, packs: Iterable[tuple[int, Tensor]] = (), **places: Place
+        self, kernel: str, about: ctypes.Structure, packs: Iterable[tuple[int, Tensor]] = (), /, **places: Place
     ) -> None:
         offsets = [(getattr(type(about), name).offset, place) for name, place in places.items()]
         self.write(kernel, about, offsets, packs)
@@ -458,7 +458,7 @@ class Steps:
             pointed = LinearAbout.from_buffer(about, offset)
             pointed.packed = packed.room.data_ptr()
             kept.append((offset + LinearAbout.ready.offset, packed))
-        self.steps.append(Step(kernel, about, tuple(places), tuple(kept)))
+        self.steps.append(KernelStep(kernel, about, tuple(places), tuple(kept)))
 
 
 def packed_size(weight: Tensor) -> int:

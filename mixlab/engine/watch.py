@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
+from mixlab.core.compat import HOOKS, has_global_hooks, has_modes
 from mixlab.engine.cache import ATTRIBUTE
 from mixlab.engine.kernels import kernels
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SEEN_OTHERWISE = {"number", "_compiled_call_impl", "forward", ATTRIBUTE}  # or of no interest
 UNWATCHED = (SEEN_OTHERWISE | set(vars(nn.Module()))) - {"training", "_parameters", "_buffers", "_modules"}
-Place = tuple[int, torch.dtype, int, tuple[int, ...]]
-shape_of, dtype_of = operator.attrgetter("shape"), operator.attrgetter("dtype")
+dtype_of = operator.attrgetter("dtype")
 
 
 class Watch:
@@ -33,55 +31,52 @@ class Watch:
         self,
         modules: Iterable[nn.Module],
         others: Iterable[dict[str, Any]] = (),
+        tensors: Iterable[Tensor] = (),
         values: Iterable[tuple[Tensor, Tensor]] = (),
         root: nn.Module | None = None,
     ) -> None:
-        """`others`: attributes of other objects. `values`: tensors whose numbers may not change either, with copies.
-        `root`: whoever keeps the watch, which is not kept alive.
+        """`others`: attributes of other objects. `tensors`: those that are read where they lie. `values`: tensors whose
+        numbers may not change either, with copies. `root`: whoever keeps the watch, which is not kept alive.
         """
         self.modules = list(dict.fromkeys(modules))
         self.kinds = list(map(type, self.modules))
-        owns = [vars(module) for module in self.modules]
-        self.hooks = [own[name] for own in owns for name in HOOKS]
-        self.own = [(operator.itemgetter(*(set(own) - UNWATCHED)), own) for own in owns]
-        self.attributes = [get(own) for get, own in self.own]
-        self.others = list(others)
-        self.copies = [dict(other) for other in self.others]
         self.root = Attributes(root) if root is not None else None
-        rooted = [] if root is None else [vars(root)]
-        self.held = [own[name] for own in (*owns, *rooted) for name in ("_parameters", "_buffers", "_modules")]
-        self.lengths = [len(one) for one in (*owns, *self.held)]
-        self.dicts = [*owns, *self.held]
-        self.names = list(itertools.chain.from_iterable(self.held))
-        self.objects = [value for one in self.held for value in one.values()]
-        self.tensors = [one for one in self.objects if isinstance(one, Tensor) and one.layout is torch.strided]
-        self.known = set(map(id, self.tensors))
+        owns = [vars(module) for module in self.modules]
+        roots = [] if root is None else [vars(root)]
+        held = [own[name] for own in (*owns, *roots) for name in ("_parameters", "_buffers", "_modules")]
+        hooks = [own[name] for own in owns for name in HOOKS]
+        self.dicts = [*hooks, *owns, *held, *others]
+        self.entries = [flat(one) for one in self.dicts]
+        self.tensors = list({id(tensor): tensor for tensor in tensors}.values())
         self.places = places_of(self.tensors)
         pairs = {id(tensor): (tensor, copy) for tensor, copy in values}.values()
-        self.memory = Memory([tensor for tensor, _ in pairs], [copy for _, copy in pairs])
-
-    def has(self, tensor: Tensor) -> bool:
-        """Whether a parameter or buffer is watched."""
-        return id(tensor) in self.known
+        self.memory = ComparedMemory([tensor for tensor, _ in pairs], [copy for _, copy in pairs])
 
     def holds(self) -> bool:
         """Whether all is as it was."""
         return self.modules_hold() and places_of(self.tensors) == self.places and self.memory.is_same()
 
     def modules_hold(self) -> bool:
-        if any(self.hooks) or _has_any_global_hook() or list(map(len, self.dicts)) != self.lengths:
+        if has_global_hooks() or not (self.root is None or self.root.hold()):
             return False
-        if list(map(type, self.modules)) != self.kinds:
-            return False
-        values = itertools.chain.from_iterable([one.values() for one in self.held])
-        if not all(map(operator.is_, values, self.objects)):
-            return False
-        try:  # an attribute may be gone, or a tensor that is no truth value
-            same = [get(own) for get, own in self.own] == self.attributes and self.others == self.copies
-            same = same and (self.root is None or self.root.hold())
-        except (KeyError, RuntimeError):
-            return False
-        return same and list(itertools.chain.from_iterable(self.held)) == self.names
+        library = kernels()
+        compare = unchanged_objects if library is None else library.unchanged
+        return bool(compare(self.modules, self.kinds, self.dicts, self.entries))
+
+
+def flat(held: dict[Any, Any]) -> tuple[Any, ...]:
+    """Keys and values in turn."""
+    return tuple(itertools.chain.from_iterable(held.items()))
+
+
+def unchanged_objects(
+    objects: list[Any], kinds: list[type], dicts: list[dict[Any, Any]], entries: list[tuple[Any, ...]]
+) -> bool:
+    """What `mixlab_unchanged` answers: the same classes, and the very same keys and values in the same order."""
+    if list(map(type, objects)) != kinds or [2 * len(one) for one in dicts] != list(map(len, entries)):
+        return False
+    pairs = zip(dicts, entries, strict=True)
+    return all(all(map(operator.is_, flat(one), before)) for one, before in pairs)
 
 
 class Attributes:
@@ -113,10 +108,10 @@ class Sources:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.copies = [tensor.detach().clone() for tensor in tensors]
         plain = all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
-        plain = plain and torch._C._len_torch_dispatch_stack() == 0  # else the copies may be without memory
+        plain = plain and not has_modes()  # else the copies may be without memory
         self.tensors = [weakref.ref(tensor) for tensor in tensors] if plain else None
         self.places = places_of(tensors) if plain else None
-        self.memory = Memory(tensors, self.copies) if plain else None
+        self.memory = ComparedMemory(tensors, self.copies) if plain else None
 
     def are(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these are the very tensors, in the same place, with the same values: a tenth of the time that it
@@ -136,7 +131,7 @@ class Sources:
         return unchanged(self.copies, tensors)
 
 
-class Memory:
+class ComparedMemory:
     """Pieces of memory and their copies, which one call compares."""
 
     def __init__(self, now: Sequence[Tensor], before: Sequence[Tensor]) -> None:

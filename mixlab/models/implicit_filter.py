@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mixlab.core.grid import Grid
 from mixlab.core.guards import without_autocast
-from mixlab.models.layers import is_plain, weights_of
 from mixlab.models.modules import Modules
 from mixlab.ops.resample import resample_taps
 
@@ -67,9 +66,6 @@ def taps_both_ways(grid: Grid) -> tuple[int, ...]:
 
 def taps_around(grid: Grid) -> tuple[int, ...]:
     return (2 * grid.height - 1, 2 * grid.width - 1)
-
-
-OWN = ("positions", "distance", "decay")
 
 
 class ImplicitFilter(nn.Module):
@@ -142,21 +138,9 @@ class ImplicitFilter(nn.Module):
         faded = torch.exp(-full(distance)[..., None] * full(self.decay).abs())
         return faded if self.shift is None else faded + full(self.shift)
 
-    def is_plain(self) -> bool:
-        """Whether nobody listens to the filter or its layers."""
-        return all(is_plain(module) for module in (self, self.out, *self.linears))
-
     def sources(self) -> list[Tensor]:
-        """Everything that the kernels are made from. Asking the module for it would take as long as using it."""
-        own = {**self._parameters, **self._buffers}
-        plain = own.keys() >= set(OWN) and len(self.frequencies._parameters) == len(self.linears)
-        tensors: list[Tensor | None] = [own[name] if plain else getattr(self, name) for name in OWN]
-        tensors += self.frequencies._parameters.values() if plain else list(self.frequencies)
-        tensors.append(self.shift)
-        for layer in self.linears._modules.values():
-            tensors += weights_of(layer)
-        tensors.append(self.out.weight)
-        return [one for one in tensors if one is not None]
+        """Everything that the kernels are made from."""
+        return [*self.parameters(), *self.buffers()]
 
     def resample(self, values: Tensor, taps: tuple[int, ...]) -> Tensor:
         for axis, size in enumerate(taps):
@@ -169,9 +153,9 @@ class ImplicitFilter(nn.Module):
         axes = len(self.taps)
         if name not in ("positions", "distance") or value.ndim != own.ndim or value.shape[axes:] != own.shape[axes:]:
             return value  # for the caller to report
-        return self.resample(value, self.taps) if self.fits(tuple(value.shape[:axes]), source) else value
+        return self.resample(value, self.taps) if self.belongs(tuple(value.shape[:axes]), source) else value
 
-    def fits(self, taps: tuple[int, ...], source: Grid | None) -> bool:
+    def belongs(self, taps: tuple[int, ...], source: Grid | None) -> bool:
         """Whether so many taps belong to a model of another image size, and not to another kind of kernel."""
         if taps == self.taps or self.taps_of is None:
             return taps == self.taps

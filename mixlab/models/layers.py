@@ -7,211 +7,67 @@ from typing import Annotated, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from mixlab.core.choices import Choice, Registry
 from mixlab.core.grid import Grid
 from mixlab.core.parts import Part, in_one
-from mixlab.engine.kernels import may_run
-from mixlab.engine.kernels.linear import AS_IT_IS, Then, run_mlp
-from mixlab.engine.kernels.norm import Norm, fits, norm_of_product
 from mixlab.models.modules import Modules
-from mixlab.ops.activations import (
-    linear_star_relu,
-    may_join_star,
-    squared_relu,
-    star_relu,
-    star_relu_linear,
-)
-from mixlab.ops.depthwise import depthwise
-from mixlab.ops.linear import (
-    TWO,
-    After,
-    is_fast,
-    is_own_product,
-    is_plain_float,
-    linear,
-    needs_gradient,
-    product,
-    rows_in_cache,
-)
-from mixlab.ops.mlp import Inner, mlp
+from mixlab.ops.activations import ActivationName, squared_relu, star_relu
+from mixlab.ops.layers import DepthwiseConv as DepthwiseConv
+from mixlab.ops.layers import normed, through_mlp
 from mixlab.ops.norms import global_norm
 
 ACTIVATIONS: Registry[Callable[..., "Activation"]] = Registry("activation")
 NORMS: Registry[Callable[..., nn.Module]] = Registry("norm")
 SCALINGS: Registry[Callable[..., "Scaling"]] = Registry("branch scaling")
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 ActivationChoice = Annotated[Choice, ACTIVATIONS]
-Folded = tuple[Callable[[Tensor], Tensor] | None, Tensor, Tensor | None]
 NormChoice = Annotated[Choice, NORMS]
 ScalingChoice = Annotated[Choice, SCALINGS]
-
-
-# -- linear layers -------------------------------------------------------------------------------
-
-
-def through(layer: nn.Linear, x: Tensor) -> Tensor:
-    """layer(x) by the fastest way."""
-    return linear(x, *weights_of(layer)) if is_own(layer) else layer(x)
-
-
-def weights_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias, looked up where they lie unless something stands for them."""
-    own = layer._parameters
-    if "weight" in own and "bias" in own and own["weight"] is not None:
-        return own["weight"], own["bias"]
-    return layer.weight, layer.bias  # type: ignore[return-value]
-
-
-def is_own(layer: nn.Module) -> bool:
-    """Whether a linear layer is nothing else, so that its arithmetic may be done elsewhere."""
-    return type(layer) in (nn.Linear, PackedLinear) and is_plain(layer)
-
-
-class PackedLinear(nn.Linear):
-    """A linear layer for inference, its weight in the order in which oneDNN reads it."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        del self.weight
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().contiguous(), None)
-        self.bias = layer.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-def is_plain(module: nn.Module) -> bool:
-    """Whether nobody listens to or changes a module's call: hooks, pruning, another forward."""
-    own = module.__dict__
-    if _has_any_global_hook() or any(own[name] for name in HOOKS):
-        return False
-    return "forward" not in own and own.get("_compiled_call_impl") is None
-
-
-def linear_for_fusion(layer: nn.Linear, x: Tensor) -> Tensor:
-    """layer(x) in front of elementwise work: compiled, the bias is left to that, which takes 8% off the product."""
-    if torch.compiler.is_compiling() and layer.bias is not None and is_own(layer):
-        alone = F.linear(x, layer.weight)
-        return alone + layer.bias.to(alone.dtype)
-    return through(layer, x)
 
 
 # -- activations ---------------------------------------------------------------------------------
 
 
 class Activation(nn.Module):
-    """An elementwise function that knows the cheapest ways out of a linear layer in front and into one behind.
-
-    It is what a linear layer does in the same pass (`after` and `then`), then `finish` unless that is `complete`. A
-    class with a forward of its own and without one of these does not inherit it.
+    """An elementwise function. `operation` is its name in `mixlab.ops.activations`, which may compute it together with
+    the linear layers around it; a class with a forward of its own and without a name is only called.
     """
 
-    after: After = "none"
-    complete: bool = False
-    inner: Inner | None = None  # what is left of it between two layers when `folded`, for the gradient of them all
+    operation: ActivationName | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "forward" in vars(cls):
-            for name in ("after", "then", "complete", "inner", "finish", "behind", "folded", "fused_into"):
-                if name not in vars(cls):
-                    setattr(cls, name, vars(Activation)[name])
+        if "forward" in vars(cls) and "operation" not in vars(cls):
+            cls.operation = None
 
-    def then(self) -> Then:
-        """A factor and a summand behind a squared ReLU."""
-        return AS_IT_IS
-
-    def finish(self, x: Tensor) -> Tensor:
-        """What is left to do behind these, in the memory of x."""
-        return x.copy_(self(x))
-
-    def behind(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """self(layer(x))"""
-        if self.is_fast() and is_own(layer) and not torch.is_grad_enabled() and is_fast(x, layer.weight, layer.bias):
-            found = product(x, layer.weight, layer.bias, self.after, self.then())
-            return found if self.complete else self.finish(found)
-        return self(through(layer, x))
-
-    def is_fast(self) -> bool:
-        """Whether its parts may be computed in place of itself."""
-        own = self.parameters() if self._modules else self._parameters.values()
-        return is_plain(self) and all(one is None or is_plain_float(one) for one in own)
-
-    def folded(self, behind: nn.Linear) -> Folded:
-        """What is left to do behind `after` and not `then`, and weight and bias of the layer behind, to which a part of
-        the activation may have moved.
-        """
-        return None if self.complete else self.finish, behind.weight, behind.bias
-
-    def into(self, x: Tensor, layer: nn.Linear, *, own: bool) -> Tensor:
-        """layer(self(x)). `own` allows x to be overwritten, which happens when no gradient is recorded."""
-        if is_plain(self) and is_own(layer):
-            return self.fused_into(x, layer, overwrite=own and not torch.is_grad_enabled())
-        return layer(self(x))
-
-    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
-        return through(layer, self(x))
-
-
-class DepthwiseConv(nn.Conv2d):
-    """One odd kernel per channel; the map keeps its size."""
-
-    def __init__(self, channels: int, kernel: int | tuple[int, int], *, bias: bool) -> None:
-        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-        padding = (height // 2, width // 2)
-        super().__init__(channels, channels, (height, width), padding=padding, groups=channels, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        height, width = self.kernel_size
-        return depthwise(x, self.weight, self.bias, (height // 2, width // 2))
-
-
-def is_depthwise(conv: nn.Module) -> bool:
-    """Whether a convolution moves one kernel over every channel, pixel by pixel, and does nothing else."""
-    if type(conv) not in (nn.Conv2d, DepthwiseConv) or not is_plain(conv):
-        return False
-    usual = conv.stride == conv.dilation == (1, 1) and conv.padding_mode == "zeros"
-    return usual and conv.groups == conv.in_channels == conv.out_channels
+    def factors(self) -> tuple[Tensor | None, Tensor | None]:
+        """StarReLU's scale and bias."""
+        return None, None
 
 
 @ACTIVATIONS.register("relu")
 class ReLU(Activation):
-    after = inner = "relu"
-    complete = True
+    operation = "relu"
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x)
 
-    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
-        return through(layer, x.relu_() if overwrite else F.relu(x))
-
 
 @ACTIVATIONS.register("gelu")
 class GELU(Activation):
-    after = inner = "gelu"
-    complete = True
+    operation = "gelu"
 
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(x)
 
-    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
-        return through(layer, torch.ops.aten.gelu_(x) if overwrite else F.gelu(x))
-
 
 @ACTIVATIONS.register("squared_relu")
 class SquaredReLU(Activation):
-    after = inner = "squared_relu"
-    complete = True
+    operation = "squared_relu"
 
     def forward(self, x: Tensor) -> Tensor:
         return squared_relu(x).to(x.dtype)
-
-    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
-        return through(layer, squared_relu(x, overwrite=overwrite).to(x.dtype))
 
 
 @dataclass(frozen=True)
@@ -228,33 +84,18 @@ class StarReLUOptions:
 class StarReLU(Activation):
     """scale * relu(x)^2 + bias, both shared by all channels (MetaFormer, Eq. 15)."""
 
-    after = inner = "squared_relu"
-    complete = True
+    operation = "star_relu"
 
     def __init__(self, scale: float, bias: float, learn_scale: bool, learn_bias: bool) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.full((1,), scale), requires_grad=learn_scale)
         self.bias = nn.Parameter(torch.full((1,), bias), requires_grad=learn_bias)
 
+    def factors(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.scale, self.bias
+
     def forward(self, x: Tensor) -> Tensor:
         return star_relu(x, self.scale, self.bias)
-
-    def then(self) -> Then:
-        return self.scale.item(), self.bias.item()
-
-    def behind(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and is_plain(self) and is_own(layer):
-            both = (x, *weights_of(layer), self.scale, self.bias)
-            if may_join_star(*both):
-                return linear_star_relu(*both)
-        return super().behind(layer, x)
-
-    def folded(self, behind: nn.Linear) -> "Folded":
-        shift = self.bias * behind.weight.sum(1)  # W (s r^2 + b) = (s W) r^2 + b W 1
-        return None, behind.weight * self.scale, shift if behind.bias is None else shift + behind.bias
-
-    def fused_into(self, x: Tensor, layer: nn.Linear, *, overwrite: bool) -> Tensor:
-        return star_relu_linear(x, self.scale, self.bias, layer.weight, layer.bias, overwrite=overwrite)
 
 
 def activation(choice: Choice) -> Activation:
@@ -293,27 +134,6 @@ def norm(choice: Choice, dim: int, *, bias: bool) -> nn.Module:
     return NORMS.builder(choice)(dim, bias, **vars(choice.options))
 
 
-def known_norm(norm: nn.Module) -> Norm | None:
-    """What a kernel has to know to do a norm's work; None if it cannot."""
-    if type(norm) is nn.Identity and is_plain(norm):
-        return Norm(None, None, 0.0)
-    if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) > 1 or not is_plain(norm):
-        return None
-    weight, bias = weights_of(norm)
-    plain = weight is not None and weight.is_contiguous() and (bias is None or bias.is_contiguous())
-    return Norm(weight, bias, norm.eps) if plain else None
-
-
-def normed(norm: nn.Module, one: Tensor, other: Tensor | None = None) -> Tensor:
-    """norm(one) or norm(one * other) of (B, ..., C)."""
-    given, known = [one] if other is None else [one, other], known_norm(norm) if one.ndim > 2 else None
-    if known is not None and (known.weight is not None or other is not None) and may_run(*given, *known[:2]):
-        parts = [part.flatten(1, -2) for part in given]
-        if fits(*parts) and all(part is None or part.shape == one.shape[-1:] for part in known[:2]):
-            return norm_of_product(parts[0], parts[1] if other is not None else None, known).view(one.shape)
-    return norm(one if other is None else one * other)
-
-
 # -- the channel MLP -----------------------------------------------------------------------------
 
 
@@ -333,51 +153,7 @@ class Mlp(Part):
 
     @in_one
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        if self.is_fast(tokens):
-            if not torch.is_grad_enabled():
-                return self.by_rows(tokens)
-            if self.act.inner and self.is_large(tokens) and needs_gradient(tokens, *self.parameters()):
-                _, weight, bias = self.act.folded(self.fc2)
-                return mlp(tokens, self.fc1.weight, self.fc1.bias, weight, bias, inner=self.act.inner)
-        return self.act.into(through(self.fc1, tokens), self.fc2, own=is_plain(self.fc1))
-
-    def is_fast(self, tokens: Tensor) -> bool:
-        if not (is_own(self.fc1) and is_own(self.fc2)):
-            return False
-        (first, inner_bias), (weight, bias) = weights_of(self.fc1), weights_of(self.fc2)
-        fits = weight.ndim == 2 and weight.shape[1] == len(first) and is_plain_float(weight)
-        fits = fits and (bias is None or (is_plain_float(bias) and bias.shape == weight.shape[:1]))
-        return fits and self.act.is_fast() and is_fast(tokens, first, inner_bias)
-
-    def is_large(self, tokens: Tensor) -> bool:
-        """Whether there are more activations than weights."""
-        return tokens.numel() > 2 * tokens.shape[-1] ** 2
-
-    def may_join(self, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-        """Whether our own kernel may compute both layers together, the second with these weights."""
-        first = self.fc1.weight
-        plain = first.is_contiguous() and weight.is_contiguous() and not weight.is_mkldnn
-        return plain and is_own_product(tokens, first, self.fc1.bias) and (bias is None or bias.is_contiguous())
-
-    def by_rows(self, tokens: Tensor) -> Tensor:
-        """As many tokens at a time as keep the wide layer in the cache."""
-        rows = tokens.reshape(-1, tokens.shape[-1])
-        step = rows_in_cache(len(rows), self.fc1.out_features)
-        (first, inner_bias), (weight, bias), act = weights_of(self.fc1), weights_of(self.fc2), self.act
-        then = act.then()
-        if act.complete and len(rows) >= TWO and self.may_join(tokens, weight, bias):
-            return run_mlp(tokens, first, inner_bias, weight, bias, act.after, then)
-
-        def of(some: Tensor) -> Tensor:
-            hidden = product(some, first, inner_bias, act.after, then)
-            return product(hidden if act.complete else act.finish(hidden), weight, bias)
-
-        if step == len(rows):
-            return of(rows).unflatten(0, tokens.shape[:-1])
-        out = rows.new_empty(len(rows), self.fc2.out_features)
-        for place, some in zip(out.split(step), rows.split(step), strict=True):
-            place.copy_(of(some))
-        return out.unflatten(0, tokens.shape[:-1])
+        return through_mlp(self.fc1, self.act, self.fc2, tokens)
 
 
 # -- the residual sum ----------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from mixlab.core.choices import Choice, Registry
 from mixlab.core.errors import ConfigError, require
 from mixlab.core.grid import Grid
 from mixlab.core.hooks import derived
-from mixlab.models.layers import Activation, ActivationChoice, activation, is_plain, normed
+from mixlab.models.layers import Activation, ActivationChoice, activation
 from mixlab.models.modules import Modules
+from mixlab.ops.layers import normed, through_conv
 
 Position = Literal["before", "after", "none"]
 LARGE = 2**17  # numbers in a kernel that are worth keeping in another order
@@ -40,20 +41,19 @@ class Downsample(nn.Module):
         if self.patchify:
             image_map = self.pad(image_map)
         # channels-last in, channels-last out: the tokens behind it are a view
-        image_map = self.convolve(image_map.contiguous(memory_format=torch.channels_last))
+        image_map = through_conv(self.conv, image_map.contiguous(memory_format=torch.channels_last), self.laid_out)
         grid = Grid(image_map.shape[2], image_map.shape[3])
         tokens = grid.from_map(image_map)
         if self.norm is not None and not self.norm_first:
             tokens = normed(self.norm, tokens)
         return tokens, grid
 
-    def convolve(self, image_map: Tensor) -> Tensor:
-        """A large kernel that PyTorch would bring into channels-last order at every call is kept so in eval mode."""
+    def laid_out(self) -> Tensor:
+        """The kernel; a large one in eval mode in channels-last order, into which PyTorch would bring it every time."""
         weight = self.conv.weight
-        if weight.numel() < LARGE or self.training or not is_plain(self.conv):
-            return self.conv(image_map)
-        laid = derived(self, ("laid",), [weight], lambda: weight.contiguous(memory_format=torch.channels_last))
-        return F.conv2d(image_map, laid, self.conv.bias, self.conv.stride, self.conv.padding)
+        if weight.numel() < LARGE or self.training:
+            return weight
+        return derived(self, ("laid",), [weight], lambda: weight.contiguous(memory_format=torch.channels_last))
 
     def pad(self, image_map: Tensor) -> Tensor:
         """Zeros right and bottom, up to a multiple of the patch."""

@@ -1,28 +1,24 @@
 """Attention over the whole grid and over a sliding window. Queries, keys, values: (B, heads, N, head_dim).
 
-On a CPU our own kernel takes 0.4 to 0.65 of the time of `F.scaled_dot_product_attention`, forwards and back,
-since it reads and writes where the linear layers do. Whatever else follows the arithmetic gets the latter.
+On a CPU our own kernel takes 0.4 to 0.65 of the time of `F.scaled_dot_product_attention`, forwards and back, since it
+reads and writes where the linear layers do.
 """
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.core.grid import Grid
-from mixlab.engine.kernels import has_wide_vectors, may_run
-from mixlab.engine.kernels.attention import attention_gradient, fits, run_attention
-from mixlab.ops.written import is_as_written, may_train, written_gradients
+from mixlab.ops.operator import Flat, Operator, gradients_of
 
 
 def attention(qkv: Tensor, heads: int, offset: Tensor | None = None) -> Tensor:
-    """`attention_reference` by the fastest way for what is given, or with an offset (heads, N, N) added to scores."""
-    if offset is None and may_run(qkv) and suits_kernel(qkv, heads):
-        return run_attention(qkv, heads)
-    if offset is None and may_train(qkv) and suits_kernel(qkv, heads):
-        trained: Tensor = AttentionGradient.apply(qkv, heads)
-        return trained
+    """`attention_reference` by a kernel where one serves, or with an offset (heads, N, N) added to the scores."""
+    return ATTENTION(qkv, heads) if offset is None else fused_attention(qkv, heads, offset)
+
+
+def fused_attention(qkv: Tensor, heads: int, offset: Tensor | None = None) -> Tensor:
+    """The same by PyTorch's own fused operator."""
     return join_heads(F.scaled_dot_product_attention(*split_heads(qkv, heads), attn_mask=offset))
 
 
@@ -43,29 +39,14 @@ def join_heads(mixed: Tensor) -> Tensor:
     return mixed.transpose(1, 2).flatten(2)
 
 
-def suits_kernel(qkv: Tensor, heads: int) -> bool:
-    """Whether the kernel is the faster one: measured with vectors of 8 and 16 numbers."""
-    return has_wide_vectors() and fits(qkv, heads)
+def attention_gradient(gradients: list[Tensor], inputs: Flat, needed: list[bool], heads: int) -> Flat:
+    """By operators that can be differentiated again, which PyTorch's fused one cannot."""
+    return gradients_of(lambda qkv: attention_reference(qkv, heads), inputs, needed, gradients)
 
 
-class AttentionGradient(torch.autograd.Function):
-    """Attention by the kernel. Its gradient can be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, heads: int) -> Tensor:
-        logs = qkv.new_empty(qkv.shape[0], heads, qkv.shape[1])
-        out = run_attention(qkv, heads, logs)
-        ctx.save_for_backward(qkv, out, logs)
-        ctx.heads = heads
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
-        qkv, out, logs = ctx.saved_tensors
-        if is_as_written(gradient):
-            found = written_gradients(lambda qkv: attention_reference(qkv, ctx.heads), [qkv], [True], gradient)
-            return found[0], None
-        return attention_gradient(qkv, ctx.heads, out, logs, gradient), None
+ATTENTION = Operator(
+    "attention", fused_attention, inputs="Tensor qkv", settings="int heads", gradient=attention_gradient
+)
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -1,13 +1,9 @@
 """Linear layers whose weight is block-diagonal: channels mix within small blocks only."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels.heads import blocks_gradient, from_heads, to_heads
-from mixlab.engine.kernels.mlstm import BLOCK, WIDTH
-from mixlab.ops.written import is_as_written, may_train, written_gradients
+from mixlab.ops.operator import Flat, Operator, gradients_of
 
 GROUP = 32  # channels of neighbouring blocks that go through one dense product
 WHOLE = 48  # channels of a head up to which it is one product, which spares a copy
@@ -42,50 +38,34 @@ def grouped_heads(x: Tensor, dense: Tensor, bias: Tensor | None, heads: int) -> 
     return out
 
 
-def may_train_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> bool:
-    """Whether `trained_heads` may compute these: plain float32 numbers of a CPU, of which a gradient is wanted."""
-    if not may_train(x, weight, bias):
-        return False
-    channels = x.shape[-1]
-    fits = x.ndim == 3 and channels % (heads * WIDTH) == 0 and weight.shape == (channels // BLOCK, BLOCK, BLOCK)
-    return fits and (bias is None or bias.shape == (channels,))
-
-
-def trained_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-    """`block_diagonal` of (B, T, C) as contiguous heads (heads, B, T, C / heads), without products of matrices."""
-    found: Tensor = HeadsGradient.apply(x, weight, bias, heads)
-    return found
-
-
-def heads_of(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-    """The same as it is written."""
+def heads_reference(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+    """`block_diagonal` of (B, T, C) as heads (heads, B, T, C / heads)."""
     return block_diagonal(x, weight, bias).unflatten(-1, (heads, -1)).permute(2, 0, 1, 3)
 
 
-class HeadsGradient(torch.autograd.Function):
-    """Its gradients can be differentiated again."""
+def dense_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+    """The same by products of neighbouring blocks. Without data only what the layer needs counts."""
+    if x.is_meta:
+        return heads_reference(x, weight, bias, heads)
+    return grouped_heads(x, densify_heads(weight, heads), bias, heads)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        ctx.heads = heads
-        return to_heads(x.contiguous(), weight, None if bias is None else bias.contiguous(), heads)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight, bias), needed = ctx.saved_tensors, ctx.needs_input_grad
-        if is_as_written(gradient):
+def heads_gradient(gradients: list[Tensor], inputs: Flat, needed: list[bool], heads: int) -> Flat:
+    return gradients_of(lambda x, weight, bias: heads_reference(x, weight, bias, heads), inputs, needed, gradients)
 
-            def written(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-                return heads_of(x, weight, bias, ctx.heads)
 
-            return *written_gradients(written, (x, weight, bias), needed[:3], gradient), None
-        gradient = gradient.contiguous()
-        to_weight = to_bias = None
-        if needed[1] or needed[2]:
-            to_weight, to_bias = blocks_gradient(x.contiguous(), gradient)
-        to_x = from_heads(gradient, weight.mT) if needed[0] else None
-        return to_x, to_weight if needed[1] else None, to_bias if needed[2] else None, None
+BLOCK_HEADS = Operator(
+    "block_heads",
+    dense_heads,
+    inputs="Tensor x, Tensor weight, Tensor? bias",
+    settings="int heads",
+    gradient=heads_gradient,
+)
+
+
+def block_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+    """`heads_reference` by a kernel where one serves."""
+    return BLOCK_HEADS(x, weight, bias, heads)
 
 
 def group_width(channels: int, block: int) -> int:

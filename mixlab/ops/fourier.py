@@ -9,19 +9,18 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from mixlab.core.compat import without_modes
 from mixlab.core.guards import is_exported
 
 CONSTANTS = 128  # matrices that are kept
 
 
 def constant(make: Callable[..., Tensor], *sizes: int, like: Tensor) -> Tensor:
-    """A matrix of the transform, made once; compiled code makes it at every call, from tables at next to no cost.
-
-    A graph that is exported holds it as a constant.
+    """A matrix of the transform, made once; compiled code makes it at every call, from tables at next to no cost, and
+    so do tensors that are no plain ones. A graph that is exported holds it as a constant.
     """
-    if torch.compiler.is_compiling() and not is_exported():
+    if (torch.compiler.is_compiling() or type(like) is not Tensor) and not is_exported():
         return make(*sizes, like.device).to(like.dtype)
     return kept_constant(make, sizes, like.dtype, like.device)
 
@@ -31,7 +30,7 @@ def kept_constant(
     make: Callable[..., Tensor], sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     # a real tensor that gradients may meet, whatever is being traced or switched off around the first call
-    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+    with without_modes(), torch.inference_mode(False), torch.no_grad():
         return make(*sizes, device).to(dtype)
 
 

@@ -3,12 +3,12 @@
     y[i] = sum over j of kernel[i - j + centre] * x[j] + bias * x[i]
 
 for each channel, in one axis of (B, L, C) with kernels (K, C) or in two of (B, H, W, C) with kernels (KH, KW, C), zeros
-outside. The centre is at K // 2, or at 0 if the convolution is causal. Four forms compute the same:
+outside. The centre is at K // 2, or at 0 if the convolution is causal. Three forms compute the same:
 
 `direct` as it is written, `fft` through the fast Fourier transform, and `matrix` through the same transform as products
 with small constant matrices: more arithmetic, but of the kind that processors are best at, without moving the channels.
-`native` is the fast transform by a kernel of our own, for inference on a CPU (`runs_natively`).
-`prepare_1d` and `prepare_2d` bring a kernel into the shape that a form needs; it can be kept and used again.
+Unless one of these is asked for, a backend may do it: `native` is the fast transform by a kernel for CPUs.
+`prepare_1d` and `prepare_2d` bring a kernel into the shape that a form needs.
 """
 
 import functools
@@ -17,22 +17,19 @@ import math
 from collections.abc import Callable
 from importlib import resources
 from operator import index
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.core.errors import require
-from mixlab.core.guards import is_constant, may_overwrite, without_autocast
-from mixlab.engine.kernels import may_run
-from mixlab.engine.kernels.longconv import Kernel, convolve_maps, make_spectrum, spectrum_size
+from mixlab.core.guards import is_constant, without_autocast
 from mixlab.ops.depthwise import depthwise
 from mixlab.ops.fourier import constant, forward, forward_half, inverse, inverse_half
+from mixlab.ops.operator import Backend, Operator
 
 Form = Literal["direct", "matrix", "fft", "native"]
 FFT_NUMBERS = 2**20  # real numbers that are transformed at once: 4 MB
-NATIVE_NUMBERS = 2**20  # in a spectrum that is kept; larger ones are made anew, block by block: 4 MB
 MATRIX_NUMBERS = 2**21  # in the spectra of images that are transformed together: 8 MB
 
 
@@ -64,16 +61,48 @@ class Prepared(NamedTuple):
 # -- in one call ---------------------------------------------------------------------------------
 
 
+def by_form(
+    x: Tensor, kernel: Tensor, factor: Tensor | None, causal: bool, form: str, *, overwrites: bool = False
+) -> Tensor:
+    """The convolution with a kernel as it is, by a form or the one that is known to be fastest for the shape."""
+    wanted: Any = None if form in ("", "native") else form
+    if x.ndim == 3:
+        prepared = prepare_1d(kernel, x.shape[1], causal=causal, form=wanted)
+    else:
+        prepared = prepare_2d(kernel, x.shape[1], x.shape[2], form=wanted)
+    return convolve(x, prepared, factor=factor, overwrites=overwrites)
+
+
+LONG_CONV = Operator(
+    "long_conv",
+    by_form,
+    inputs="Tensor x, Tensor kernel, Tensor? factor",
+    settings="bool causal, str form",
+    devices=("CPU", "CUDA"),
+)
+
+
+def long_conv(
+    x: Tensor, kernel: Tensor, factor: Tensor | None = None, *, causal: bool = False, form: Form | None = None
+) -> Tensor:
+    """Over the middle axis of (B, L, C) or the two middle axes of (B, H, W, C), times a factor of that shape."""
+    return LONG_CONV(x, kernel, factor, causal, form or "")
+
+
 def long_conv_1d(
     x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, causal: bool = False, form: Form | None = None
 ) -> Tensor:
-    """Over the middle axis of (B, L, C)."""
-    return convolve(x, prepare_1d(kernel, x.shape[1], causal=causal, form=form), bias)
+    """Over the middle axis of (B, L, C), plus x times a bias per channel."""
+    return with_bias(long_conv(x, kernel, causal=causal, form=form), x, bias)
 
 
 def long_conv_2d(x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, form: Form | None = None) -> Tensor:
-    """Over the two middle axes of (B, H, W, C)."""
-    return convolve(x, prepare_2d(kernel, x.shape[1], x.shape[2], form=form), bias)
+    """Over the two middle axes of (B, H, W, C), plus x times a bias per channel."""
+    return with_bias(long_conv(x, kernel, form=form), x, bias)
+
+
+def with_bias(out: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    return out if bias is None else torch.addcmul(out, x, bias.to(out.dtype)).to(out.dtype)
 
 
 # -- in two steps --------------------------------------------------------------------------------
@@ -96,39 +125,49 @@ def prepare_2d(kernel: Tensor, height: int, width: int, *, form: Form | None = N
 
 def prepare(kernel: Tensor, spans: tuple[Span, ...], form: Form) -> Prepared:
     kernel = kernel if kernel.dtype is torch.float64 else kernel.float()
-    if form == "native" and not runs_natively(kernel):
-        form = fastest(tuple(span.size for span in spans), tuple(span.taps for span in spans))
     if kernel.is_meta:
         return Prepared(form, spans, kernel)
     with without_autocast(kernel):
         return Prepared(form, spans, FORMS[form][0](kernel, spans))
 
 
-def convolve(x: Tensor, prepared: Prepared, bias: Tensor | None = None, *, factor: Tensor | None = None) -> Tensor:
-    """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x, times a factor."""
-    if prepared.form == "native":
-        require(runs_natively(x, factor), "plain float32 numbers of a CPU without gradients for the native form.")
-        if bias is None:
-            return convolve_native(x, prepared.kernel, prepared.spans, factor)
+def convolve(
+    x: Tensor,
+    prepared: Prepared,
+    bias: Tensor | None = None,
+    *,
+    factor: Tensor | None = None,
+    overwrites: bool = False,
+) -> Tensor:
+    """The convolution of (B, L, C) or (B, H, W, C), in float32 at least, in the dtype of x, times a factor.
+
+    `overwrites`: in little memory beside the input, for what no gradient is recorded of.
+    """
     double = torch.float64 in (x.dtype, prepared.kernel.dtype) or prepared.kernel.dtype is torch.complex128
     exact = x.to(torch.float64 if double else torch.float32)
     if x.is_meta:
         out = count_transforms(exact, prepared)
     else:
         with without_autocast(x):
-            out = FORMS[prepared.form][1](exact, prepared.kernel, prepared.spans)
+            out = FORMS[prepared.form][1](exact, prepared.kernel, prepared.spans, overwrites)
     out = (out if bias is None else torch.addcmul(out, exact, bias.to(out.dtype))).to(x.dtype)
     return out if factor is None else out * factor
 
 
 def fit(kernel: Tensor, sizes: tuple[int, ...], centres: tuple[int, ...]) -> tuple[tuple[Span, ...], Tensor]:
     """The taps that can meet a place: those beyond the other end of the input cannot."""
-    spans = []
-    for axis, (size, centre) in enumerate(zip(sizes, centres, strict=True)):
-        future, past = min(centre, size - 1), min(index(kernel.shape[axis]) - 1 - centre, size - 1)
-        kernel = kernel.narrow(axis, centre - future, future + 1 + past)
-        spans.append(Span(size, future, past))
-    return tuple(spans), kernel
+    spans = spans_of(tuple(map(index, kernel.shape)), sizes, centres)
+    for axis, (span, centre) in enumerate(zip(spans, centres, strict=True)):
+        kernel = kernel.narrow(axis, centre - span.future, span.taps)
+    return spans, kernel
+
+
+def spans_of(taps: tuple[int, ...], sizes: tuple[int, ...], centres: tuple[int, ...]) -> tuple[Span, ...]:
+    """An entry per axis for a kernel of so many taps, of those that can meet a place."""
+    return tuple(
+        Span(size, min(centre, size - 1), min(count - 1 - centre, size - 1))
+        for count, size, centre in zip(taps, sizes, centres, strict=False)
+    )
 
 
 # -- the direct form -----------------------------------------------------------------------------
@@ -140,7 +179,7 @@ def prepare_direct(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     return (flipped[None] if len(spans) == 1 else flipped).permute(2, 0, 1)[:, None].contiguous()
 
 
-def convolve_direct(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+def convolve_direct(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], overwrites: bool) -> Tensor:
     image = (x[:, None] if len(spans) == 1 else x).permute(0, 3, 1, 2)
     *rows, columns = spans
     around = [columns.past, columns.future, *((rows[0].past, rows[0].future) if rows else ())]
@@ -157,25 +196,25 @@ def prepare_fft(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     return torch.fft.rfftn(kernel.movedim(-1, 0).contiguous(), good_sizes(spans), axes)
 
 
-def convolve_fft(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
-    """Some channels at a time, so that large inputs need little memory beside themselves."""
-    if not may_overwrite():
-        return transform(x, kernel, spans).contiguous()
+def convolve_fft(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], overwrites: bool) -> Tensor:
+    """If it `overwrites`, some channels at a time, so that large inputs need little memory beside themselves."""
+    if not overwrites:
+        return transform(x, kernel, spans, overwrites).contiguous()
     if not x.numel():
         return x
     group = max(1, FFT_NUMBERS // max(1, x.shape[0] * math.prod(good_sizes(spans))))
     if group >= x.shape[-1]:
-        return transform(x, kernel, spans).contiguous()
+        return transform(x, kernel, spans, overwrites).contiguous()
     out = torch.empty_like(x)
     for part, its, target in zip(x.split(group, -1), kernel.split(group), out.split(group, -1), strict=True):
-        target.copy_(transform(part, its, spans))
+        target.copy_(transform(part, its, spans, overwrites))
     return out
 
 
-def transform(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+def transform(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], overwrites: bool) -> Tensor:
     axes, sizes = tuple(range(2, 2 + len(spans))), good_sizes(spans)
     spectrum = torch.fft.rfftn(x.movedim(-1, 1).contiguous(), sizes, axes)
-    spectrum = spectrum.mul_(kernel) if may_overwrite() else spectrum * kernel
+    spectrum = spectrum.mul_(kernel) if overwrites else spectrum * kernel
     out = torch.fft.irfftn(spectrum, sizes, axes)
     for axis, span in zip(axes, spans, strict=True):
         out = out.narrow(axis, span.future, span.size)
@@ -209,24 +248,24 @@ def prepare_matrix(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
     )[0]
 
 
-def convolve_matrix(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
-    """As many images at a time as keep their spectra near the processor."""
-    if not may_overwrite():
-        return transform_by_matrices(x, kernel, spans)
+def convolve_matrix(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], overwrites: bool) -> Tensor:
+    """If it `overwrites`, as many images at a time as keep their spectra near the processor."""
+    if not overwrites:
+        return transform_by_matrices(x, kernel, spans, overwrites)
     group = max(1, MATRIX_NUMBERS // max(1, kernel.numel()))
     if group >= x.shape[0]:
-        return transform_by_matrices(x, kernel, spans)
+        return transform_by_matrices(x, kernel, spans, overwrites)
     out = torch.empty_like(x)
     for part, target in zip(x.split(group), out.split(group), strict=True):
-        target.copy_(transform_by_matrices(part, kernel, spans))
+        target.copy_(transform_by_matrices(part, kernel, spans, overwrites))
     return out
 
 
-def transform_by_matrices(x: Tensor, kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
+def transform_by_matrices(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], overwrites: bool) -> Tensor:
     rows, columns = both(spans)
     batch, channels, halves = x.shape[0], x.shape[-1], columns.period // 2 + 1
     image = x.reshape(batch, rows.size, columns.size, channels)
-    product = complex_product(spectrum(image, rows.period, columns.period), kernel)
+    product = complex_product(spectrum(image, rows.period, columns.period), kernel, overwrites)
     back = constant(inverse, rows.size, rows.period, like=x)  # (2H, 2n)
     lines = left_product(back, product.view(batch, 2 * rows.period, halves * channels))
     back = constant(inverse_half, columns.size, columns.period, like=x)  # (W, 2 halves)
@@ -256,10 +295,10 @@ def left_product(matrix: Tensor, stack: Tensor) -> Tensor:
     return torch.bmm(matrix.expand(stack.shape[0], -1, -1), stack)
 
 
-def complex_product(spectrum: Tensor, kernel: Tensor) -> Tensor:
+def complex_product(spectrum: Tensor, kernel: Tensor, overwrites: bool) -> Tensor:
     """(B, 2, ...) times (2, ...)."""
     (a, b), (c, d) = spectrum.unbind(1), kernel.unbind(0)
-    if not may_overwrite():
+    if not overwrites:
         return torch.stack([a * c - b * d, a * d + b * c], 1)
     out = torch.empty_like(spectrum)
     torch.mul(a, c, out=out[:, 0]).addcmul_(b, d, value=-1)
@@ -267,48 +306,20 @@ def complex_product(spectrum: Tensor, kernel: Tensor) -> Tensor:
     return out
 
 
-# -- the fast Fourier transform by a kernel of our own -------------------------------------------
-
-
-def runs_natively(*tensors: Tensor | None) -> bool:
-    """Whether `native` may convolve these."""
-    return may_run(*tensors) and all(one is None or one.stride(-1) == 1 for one in tensors)
-
-
-def prepare_native(kernel: Tensor, spans: tuple[Span, ...]) -> Tensor:
-    """The spectrum, or the kernel itself where that would be too large to be kept."""
-    taps, about = kernel.contiguous(), native_kernel(spans, kernel.shape[-1])
-    return make_spectrum(about, taps) if spectrum_size(about) <= NATIVE_NUMBERS else taps
-
-
-@functools.lru_cache(maxsize=1024)
-def native_kernel(spans: tuple[Span, ...], channels: int) -> Kernel:
-    """A sequence is a column."""
-    rows, columns = (spans[0], Span(1, 0, 0)) if len(spans) == 1 else spans
-    periods = (good_size(rows.period), 1 if len(spans) == 1 else good_size(columns.period))
-    return Kernel(rows.taps, columns.taps, channels, *periods, rows.future, columns.future)
-
-
-def convolve_native(x: Tensor, kernel: Tensor, spans: tuple[Span, ...], factor: Tensor | None = None) -> Tensor:
-    about = native_kernel(spans, x.shape[-1])
-    numbers = math.prod(span.taps for span in spans) * about.channels if kernel.ndim > 1 else spectrum_size(about)
-    fits = x.shape[1:-1] == tuple(span.size for span in spans) and kernel.numel() == numbers
-    require(fits, f"a kernel that was prepared for inputs of {tuple(x.shape)}.")
-    taps, spectrum = (kernel, None) if kernel.ndim > 1 else (None, kernel)  # it may be too large to keep a spectrum
-    if len(spans) == 2:
-        return convolve_maps(x.contiguous(), about, taps=taps, spectrum=spectrum, factor=factor)
-    factor = None if factor is None else factor[:, :, None]
-    return convolve_maps(x.contiguous()[:, :, None], about, taps=taps, spectrum=spectrum, factor=factor)[:, :, 0]
-
-
 Prepare = Callable[[Tensor, tuple[Span, ...]], Tensor]
-Convolve = Callable[[Tensor, Tensor, tuple[Span, ...]], Tensor]
+Convolve = Callable[[Tensor, Tensor, tuple[Span, ...], bool], Tensor]
 FORMS: dict[Form, tuple[Prepare, Convolve]] = {
     "direct": (prepare_direct, convolve_direct),
     "matrix": (prepare_matrix, convolve_matrix),
     "fft": (prepare_fft, convolve_fft),
-    "native": (prepare_native, convolve_native),
 }
+
+
+def in_place(x: Tensor, kernel: Tensor, factor: Tensor | None, causal: bool, form: str) -> Tensor:
+    return by_form(x, kernel, factor, causal, form, overwrites=True)
+
+
+LONG_CONV.serve(Backend("in place", lambda *call: None, in_place))
 
 
 # -- which form ----------------------------------------------------------------------------------

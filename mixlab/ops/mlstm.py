@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.core.guards import is_exported, is_transformed, without_autocast
+from mixlab.core.guards import is_exported, without_autocast
+from mixlab.ops.operator import Backend, Flat, Operator, TrainingBackend
 
 EPS = 1e-6
 CHUNK = 64  # steps that are computed in parallel; the paper's count of operations assumes it (B.2)
@@ -260,61 +261,90 @@ def read_own_chunk(
     query: Tensor, key: Tensor, value: Tensor, gain: Tensor, peak: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What steps read from their own chunk, its share of n q, and a factor that both still lack."""
-    if is_narrow(query, key, value, peak):
+    plain = query.dtype is key.dtype is value.dtype and query.dtype in (torch.float32, torch.float64)
+    if plain and DECAY_IS_NARROW(peak):
         level = ((peak[..., :1] + peak[..., -1:]) / 2).detach()
         write = (gain - level).clamp(min=LEAST).exp()[..., None].to(key.dtype)
         over = ((level - peak).exp() * query.shape[-1] ** -0.5).to(query.dtype)
-        return *Within.apply(query, key * write, value), over
+        return *CAUSAL_PRODUCT(query, key * write, value), over
     dtype = torch.promote_types(query.dtype, torch.float32)
     near, high = gain.to(dtype), peak.to(dtype)
     lost, over = rounding(gain, near), rounding(high, peak)
     return *read_within(query, key * lost[..., None].to(key.dtype), value, near, high), over
 
 
-def is_narrow(query: Tensor, key: Tensor, value: Tensor, peak: Tensor) -> bool:
-    """Whether the decay from step to step, exp(gain_j - peak_t), may be split into two factors that stay in range.
+# Whether the decay from step to step, exp(gain_j - peak_t), may be split into two factors that stay in range. Looking
+# is for free on a CPU only: other devices would have to wait, and what follows the arithmetic cannot look at all.
+DECAY_IS_NARROW = Operator("decay_is_narrow", lambda peak: False, inputs="Tensor peak", output="bool")
+DECAY_IS_NARROW.serve(
+    Backend(
+        "look",
+        lambda peak: None if peak.numel() else "nothing to look at",
+        lambda peak: bool(peak[..., -1].sub(peak[..., 0]).max() < NARROW),
+    )
+)
 
-    Looking is for free on a CPU only; other devices would have to wait, and compilers cannot look at all.
-    """
-    plain = query.dtype is key.dtype is value.dtype and query.dtype in (torch.float32, torch.float64)
-    if is_transformed() or query.device.type != "cpu" or not plain or not peak.numel():
-        return False
-    return bool(peak[..., -1].sub(peak[..., 0]).max() < NARROW)
+
+def causal_product(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The causal part of query key^T, times the values and summed over the keys."""
+    scores = (query @ key.mT).tril()
+    return scores @ value, scores.sum(-1)
 
 
-class Within(torch.autograd.Function):
-    """The causal part of query key^T, times the values and summed over the keys; later steps cost nothing."""
+def causal_gradient(gradients: list[Tensor], inputs: Flat, needed: list[bool]) -> Flat:
+    (output, norm), (query, key, value) = gradients, inputs
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    inner = (output @ value.mT + norm[..., None]).tril()
+    return [inner @ key, inner.mT @ query, (query @ key.mT).tril().mT @ output]
 
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        scores = [
-            causal_(query[..., here, :] @ key[..., seen, :].mT, here.start) for here, seen in row_blocks(query.shape[2])
-        ]
-        ctx.save_for_backward(query, key, value, *scores)
-        blocks = [slice(0, one.shape[-1]) for one in scores]
-        outputs = [one @ value[..., seen, :] for one, seen in zip(scores, blocks, strict=True)]
-        return joined(outputs), joined([one.sum(-1) for one in scores])
 
-    @staticmethod
-    def backward(ctx: Any, output: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value, *scores = ctx.saved_tensors
-        if torch.is_grad_enabled():  # differentiated again: as it is written, from the inputs
-            inner = (output @ value.mT + norm[..., None]).tril()
-            return inner @ key, inner.mT @ query, (query @ key.mT).tril().mT @ output
-        to_key, to_value = key, value
-        to_query: list[Tensor] = []
-        for (here, seen), score in reversed(list(zip(row_blocks(query.shape[2]), scores, strict=True))):
-            flat = (norm[..., here, None], output[..., here, :], value[..., seen, :].mT)
-            inner = torch.baddbmm(*(part.flatten(0, 1) for part in flat)).view_as(score)  # (X, chunks, rows, seen)
-            inner = causal_(inner, here.start)
-            to_query.insert(0, inner @ key[..., seen, :])
-            keys, values = inner.mT @ query[..., here, :], score.mT @ output[..., here, :]
-            if seen.stop == query.shape[2]:  # the last rows come first and see everything
-                to_key, to_value = keys, values
-            else:
-                to_key[..., seen, :] += keys
-                to_value[..., seen, :] += values
-        return joined(to_query), to_key, to_value
+CAUSAL_PRODUCT = Operator(
+    "causal_product",
+    causal_product,
+    inputs="Tensor query, Tensor key, Tensor value",
+    output="(Tensor, Tensor)",
+    gradient=causal_gradient,
+    kernels_only=False,
+)
+
+
+def product_by_rows(query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    """The same, where later steps cost nothing; and the scores."""
+    blocks = row_blocks(query.shape[2])
+    scores = [causal_(query[..., here, :] @ key[..., seen, :].mT, here.start) for here, seen in blocks]
+    outputs = [score @ value[..., seen, :] for score, (_, seen) in zip(scores, blocks, strict=True)]
+    return (joined(outputs), joined([score.sum(-1) for score in scores])), scores
+
+
+def gradient_by_rows(gradients: list[Tensor], inputs: Flat, scores: list[Tensor], needed: list[bool]) -> Flat:
+    (output, norm), (query, key, value) = gradients, inputs
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    to_key, to_value = key, value
+    to_query: list[Tensor] = []
+    for (here, seen), score in reversed(list(zip(row_blocks(query.shape[2]), scores, strict=True))):
+        flat = (norm[..., here, None], output[..., here, :], value[..., seen, :].mT)
+        inner = torch.baddbmm(*(part.flatten(0, 1) for part in flat)).view_as(score)  # (X, chunks, rows, seen)
+        inner = causal_(inner, here.start)
+        to_query.insert(0, inner @ key[..., seen, :])
+        keys, values = inner.mT @ query[..., here, :], score.mT @ output[..., here, :]
+        if seen.stop == query.shape[2]:  # the last rows come first and see everything
+            to_key, to_value = keys, values
+        else:
+            to_key[..., seen, :] += keys
+            to_value[..., seen, :] += values
+    return [joined(to_query), to_key, to_value]
+
+
+def serves_rows(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    return None if query.ndim == 4 and query.shape[2] else "no steps (X, chunks, T, D)"
+
+
+CAUSAL_PRODUCT.serve(Backend("rows", serves_rows, lambda *parts: product_by_rows(*parts)[0]))
+CAUSAL_PRODUCT.train(TrainingBackend("rows", serves_rows, product_by_rows, gradient_by_rows))
 
 
 def row_blocks(steps: int) -> list[tuple[slice, slice]]:

@@ -1,11 +1,32 @@
-"""Normalisation over all tokens and channels of an image together."""
+"""Norms over the channels of a token, also of a product, and over all tokens and channels of an image together."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.engine.kernels import may_run
-from mixlab.engine.kernels.norm import Norm
-from mixlab.engine.kernels.pool import run_whole_norm
+from mixlab.ops.operator import Operator
+
+
+def layer_norm_reference(
+    x: Tensor, factor: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Zero mean and unit variance over the last axis of x, or of x times a factor."""
+    x = x if factor is None else x * factor
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+LAYER_NORM = Operator(
+    "layer_norm",
+    layer_norm_reference,
+    inputs="Tensor x, Tensor? factor, Tensor? weight, Tensor? bias",
+    settings="float eps",
+)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, factor: Tensor | None = None
+) -> Tensor:
+    """`layer_norm_reference` of (B, ..., C) by a kernel where one serves."""
+    return LAYER_NORM(x, factor, weight, bias, eps)
 
 
 def global_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -16,16 +37,17 @@ def global_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor | None, e
     return normed if bias is None else normed + bias
 
 
-def global_norm(tokens: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """`global_norm_reference` by a kernel where it serves, else by group norm, which is fast on a channels-last map."""
-    if may_run(tokens, weight, bias) and fits(tokens, weight, bias):
-        return run_whole_norm(tokens, Norm(weight, bias, eps))
+def group_norm(tokens: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """The same as a group norm, which is fast on a channels-last map."""
     column = tokens.unflatten(1, (-1, 1)).permute(0, 3, 1, 2)  # (B, C, N, 1)
     return F.group_norm(column, 1, weight, bias, eps).permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def fits(tokens: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether (B, N, C) can be walked row by row."""
-    if weight is None or tokens.ndim != 3 or not tokens.is_contiguous():
-        return False
-    return all(one is None or (one.shape == tokens.shape[2:] and one.is_contiguous()) for one in (weight, bias))
+GLOBAL_NORM = Operator(
+    "global_norm", group_norm, inputs="Tensor tokens, Tensor? weight, Tensor? bias", settings="float eps"
+)
+
+
+def global_norm(tokens: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """`global_norm_reference` by a kernel where one serves."""
+    return GLOBAL_NORM(tokens, weight, bias, eps)

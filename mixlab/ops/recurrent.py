@@ -5,11 +5,14 @@ PyTorch's order. The second direction runs backwards; outputs of both lie side b
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from mixlab.core.compat import recurrent_kernel
+from mixlab.ops.operator import Operator
 
 Cell = Literal["lstm", "gru", "rnn"]
 Direction = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -76,9 +79,8 @@ def recurrent(cell: Cell, sequences: Tensor, directions: Sequence[Direction]) ->
     start = sequences.new_zeros(len(directions), sequences.shape[0], directions[0][1].shape[1])
     settings = (weights, True, 1, 0.0, torch.is_grad_enabled(), both, True)
     if cell == "lstm":
-        return torch._VF.lstm(sequences, (start, start), *settings)[0]
-    kernel = torch._VF.gru if cell == "gru" else torch._VF.rnn_tanh
-    return kernel(sequences, start, *settings)[0]
+        return recurrent_kernel(cell)(sequences, (start, start), *settings)[0]
+    return recurrent_kernel(cell)(sequences, start, *settings)[0]
 
 
 def recurrent_shape(sequences: Tensor, directions: Sequence[Direction]) -> Tensor:
@@ -89,3 +91,49 @@ def recurrent_shape(sequences: Tensor, directions: Sequence[Direction]) -> Tenso
         gates = F.linear(sequences, w_x, b_x) + F.linear(states, w_h, b_h)
         outputs.append(gates[..., : w_h.shape[1]])
     return torch.cat(outputs, -1)
+
+
+# -- over maps -----------------------------------------------------------------------------------
+
+
+class Walk(NamedTuple):
+    """A layer in one direction over the columns or the rows of a map."""
+
+    weights: Direction
+    vertical: bool
+    backwards: bool
+
+
+def one_by_one(
+    image: Tensor, weights: Sequence[Tensor], cell: Cell, vertical: Sequence[bool], backwards: Sequence[bool]
+) -> Tensor:
+    """Every walk over (B, H, W, C) by itself, side by side in (B, H, W, sum of widths)."""
+    outputs, walks = [], walks_of(weights, vertical, backwards)
+    while walks:
+        both = len(walks) > 1 and walks[0].vertical == walks[1].vertical and walks[1].backwards
+        layer, walks = walks[: 1 + both], walks[1 + both :]
+        lines = image.transpose(1, 2) if layer[0].vertical else image  # (B, lines, steps, C)
+        mixed = recurrent(cell, lines.flatten(0, 1), [walk.weights for walk in layer]).unflatten(0, lines.shape[:2])
+        outputs.append(mixed.transpose(1, 2) if layer[0].vertical else mixed)
+    return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+
+
+def walks_of(weights: Sequence[Tensor], vertical: Sequence[bool], backwards: Sequence[bool]) -> list[Walk]:
+    of_each = [tuple(weights[first : first + 4]) for first in range(0, len(weights), 4)]
+    return [Walk(*walk) for walk in zip(of_each, vertical, backwards, strict=True)]  # type: ignore[arg-type]
+
+
+RECURRENT_MAPS = Operator(
+    "recurrent_maps",
+    one_by_one,
+    inputs="Tensor image, Tensor[] weights",
+    settings="str cell, bool[] vertical, bool[] backwards",
+)
+
+
+def recurrent_maps(cell: Cell, image: Tensor, walks: Sequence[Walk]) -> Tensor:
+    """All walks over a map (B, H, W, C) by a kernel where one serves. A layer's walk backwards follows its other
+    one.
+    """
+    weights = [weight for walk in walks for weight in walk.weights]
+    return RECURRENT_MAPS(image, weights, cell, [walk.vertical for walk in walks], [walk.backwards for walk in walks])

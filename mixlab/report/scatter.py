@@ -35,7 +35,7 @@ MEASURED = {"latency_ms", "peak_mb", "images_per_second"}  # these depend on the
 
 
 @dataclass(frozen=True)
-class Mark:
+class ScatterMark:
     """One model with its score in percent and the costs that are known."""
 
     name: str
@@ -52,7 +52,7 @@ class Group:
 
     data: str
     metric: str
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[ScatterMark] = field(default_factory=list)
     machines: set[str] = field(default_factory=set)
 
     @property
@@ -74,7 +74,7 @@ class Group:
         }  # fmt: skip
 
 
-def mark_row(mark: Mark) -> dict[str, Any]:
+def mark_row(mark: ScatterMark) -> dict[str, Any]:
     known = [axis for axis in AXES if axis.name in mark.costs]
     return {
         "name": mark.name,
@@ -87,7 +87,7 @@ def mark_row(mark: Mark) -> dict[str, Any]:
     }
 
 
-def frontier(marks: Sequence[Mark], axis: Axis) -> list[int]:
+def frontier(marks: Sequence[ScatterMark], axis: Axis) -> list[int]:
     """Numbers of the marks that no other beats in score without costing more, cheapest first."""
     sign = 1 if axis.less else -1
     known = [
@@ -128,20 +128,20 @@ def groups(report: Report) -> list[Group]:
     return [one for one in found.values() if one.axes]
 
 
-def model_mark(model: ModelResult, origin: str) -> Mark | None:
+def model_mark(model: ModelResult, origin: str) -> ScatterMark | None:
     if model.mean is None:
         return None
     costs = {axis.name: getattr(model, axis.name) for axis in AXES if axis.name != "params"}
     known = {"params": model.params + model.frozen, **costs}
     finite = {name: float(value) for name, value in known.items() if value is not None and math.isfinite(value)}
-    return Mark(model.name, origin, model.mean, f"{show_seeds(model.top1)}%", model.spread, finite)
+    return ScatterMark(model.name, origin, model.mean, f"{show_seeds(model.top1)}%", model.spread, finite)
 
 
-def run_mark(run: TrainedRun, name: str) -> Mark | None:
+def run_mark(run: TrainedRun, name: str) -> ScatterMark | None:
     """By the test split, else by the last validation. Costs are known without measuring or not at all."""
     score = score_of(run, scores_of(run)[0])
     if score is None or run.macs is None or run.params is None:
         return None
     costs = {"params": run.params, "macs": run.macs, "train_flops": run.train_flops}
     known = {cost: float(value) for cost, value in costs.items() if value is not None}
-    return Mark(name, run.source, score, f"{score:.2f}%", None, known)
+    return ScatterMark(name, run.source, score, f"{score:.2f}%", None, known)

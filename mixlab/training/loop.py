@@ -20,7 +20,7 @@ from mixlab.data.loader import Batch, Loader
 from mixlab.data.seeding import seed_of
 from mixlab.models.dense_model import Trainable
 from mixlab.training.checkpoint import load_state, save_state
-from mixlab.training.optimizer import LearningRate, build_optimiser, clip, total_updates
+from mixlab.training.optimizer import LearningRate, build_optimizer, clip, total_updates
 from mixlab.training.recipe import Recipe
 from mixlab.training.sharding import Wrapped, gather, restore, whole, wrap
 
@@ -89,8 +89,8 @@ class Trainer:
         self.wrapped: Wrapped = wrap(self.model, self.processes, sharding)
         if self.wrapped.kind == "fsdp" and recipe.ema_decay is not None:
             raise TrainingError("An average of weights (ema_decay) needs copies of the model: use sharding = ddp.")
-        self.optimiser = build_optimiser(self.model, recipe)
-        self.schedule = LearningRate(self.optimiser, recipe, self.updates_per_epoch)
+        self.optimizer = build_optimizer(self.model, recipe)
+        self.schedule = LearningRate(self.optimizer, recipe, self.updates_per_epoch)
         self.ema = None if recipe.ema_decay is None else ModelEmaV3(self.model, decay=recipe.ema_decay)
         self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=recipe.precision == "float16")
         self.update = 0
@@ -172,11 +172,11 @@ class Trainer:
 
     def whole_model(self) -> nn.Module:
         """What is evaluated, with all weights in one place; every process must ask."""
-        return whole(self.wrapped, self.model, self.optimiser) if self.wrapped.kind == "fsdp" else self.evaluated
+        return whole(self.wrapped, self.model, self.optimizer) if self.wrapped.kind == "fsdp" else self.evaluated
 
     @property
     def rate(self) -> float:
-        return max(float(group["lr"]) for group in self.optimiser.param_groups)
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -195,16 +195,16 @@ class Trainer:
                 scaled = loss * (len(batch.labels) / share)
                 self.scaler.scale(scaled).backward()
             total += scaled.detach()
-        self.scaler.unscale_(self.optimiser)
-        norm = clip(self.model, self.recipe.optimiser.clip_norm)
+        self.scaler.unscale_(self.optimizer)
+        norm = clip(self.model, self.recipe.optimizer.clip_norm)
         asked = torch.full_like(total, float(self.asked_to_stop))
         value, stop = self.processes.sum(torch.stack([total, asked])).tolist()
         value, self.stopping = value / self.processes.world, stop > 0
         if not math.isfinite(value) or not (self.scaler.is_enabled() or torch.isfinite(norm)):
             raise TrainingError(self.diagnosis(batches, value, lr))
-        self.scaler.step(self.optimiser)
+        self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(self.model)
         return value, lr
@@ -226,7 +226,7 @@ class Trainer:
         return (
             f"The loss or a gradient is {value if not math.isfinite(value) else 'not finite'} at update {self.update} "
             f"with learning rate {lr:.3g}; first in {where}. Training stopped; the last good checkpoint is kept "
-            f"({kept}). Lower the learning rate, warm up longer, clip gradients (--set optimiser.clip_norm=1.0), or "
+            f"({kept}). Lower the learning rate, warm up longer, clip gradients (--set optimizer.clip_norm=1.0), or "
             f"use float32."
         )
 
@@ -242,10 +242,10 @@ class Trainer:
 
     def save(self) -> None:
         """The whole state, from the first process."""
-        model, optimiser = gather(self.wrapped, self.model, self.optimiser)
+        model, optimizer = gather(self.wrapped, self.model, self.optimizer)
         state = {
             "model": model,
-            "optimiser": optimiser,
+            "optimizer": optimizer,
             "ema": None if self.ema is None else self.ema.module.state_dict(),
             "scaler": self.scaler.state_dict(),
             "update": self.update,
@@ -263,7 +263,8 @@ class Trainer:
     def resume(self) -> str:
         """Take over the newest complete state; the name of its file."""
         state, name = load_state(self.folder)
-        restore(self.wrapped, self.model, self.optimiser, state["model"], state["optimiser"])
+        key = "optimizer" if "optimizer" in state else "optimiser"  # as 0.1.0 spelled it
+        restore(self.wrapped, self.model, self.optimizer, state["model"], state[key])
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
         self.scaler.load_state_dict(state["scaler"])

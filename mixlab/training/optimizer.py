@@ -1,4 +1,4 @@
-"""Parameters in groups, the optimiser over them, and the learning rate at every update."""
+"""Parameters in groups, the optimizer over them, and the learning rate at every update."""
 
 import fnmatch
 import re
@@ -13,7 +13,7 @@ from torch import nn
 
 from mixlab.core.errors import ConfigError
 from mixlab.models.dense_model import HEAD, DenseModel, Trainable
-from mixlab.training.recipe import Optimiser, Recipe, Schedule
+from mixlab.training.recipe import Optimizer, Recipe, Schedule
 
 
 def freeze(model: Trainable, recipe: Recipe) -> None:
@@ -26,35 +26,35 @@ def freeze(model: Trainable, recipe: Recipe) -> None:
             parameter.requires_grad_(name in kept and parameter.requires_grad)
 
 
-def parameter_groups(model: Trainable, optimiser: Optimiser) -> list[dict[str, Any]]:
+def parameter_groups(model: Trainable, optimizer: Optimizer) -> list[dict[str, Any]]:
     """One group per layer and kind of decay, from the image to the head; timm's schedulers obey `lr_scale`."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise ConfigError("Nothing to train: every parameter of the model is frozen.")
     order, spared = model.layer_order, model.no_decay
-    spared -= model.decayed_when_released if optimiser.decay_filters else frozenset()
-    factors = rate_factors(parameters, optimiser)
+    spared -= model.decayed_when_released if optimizer.decay_filters else frozenset()
+    factors = rate_factors(parameters, optimizer)
     layers = [name for name, _ in order]
-    steps = convnext_steps(layers) if optimiser.layer_groups == "convnext" else range(len(order) - 1, -1, -1)
+    steps = convnext_steps(layers) if optimizer.layer_groups == "convnext" else range(len(order) - 1, -1, -1)
     groups = []
     for place, ((_, names), step) in enumerate(zip(order, steps, strict=True)):
-        scale = optimiser.layer_decay**step * (optimiser.backbone_scale if place < len(order) - 1 else 1.0)
+        scale = optimizer.layer_decay**step * (optimizer.backbone_scale if place < len(order) - 1 else 1.0)
         for name in names:
             if name in parameters:
-                decay = 0.0 if name in spared else optimiser.weight_decay
+                decay = 0.0 if name in spared else optimizer.weight_decay
                 factor = scale * factors.get(name, 1.0)
                 groups.append({"params": [parameters[name]], "weight_decay": decay, "lr_scale": factor})
     return merged(groups)
 
 
-def rate_factors(names: Iterable[str], optimiser: Optimiser) -> dict[str, float]:
+def rate_factors(names: Iterable[str], optimizer: Optimizer) -> dict[str, float]:
     """The factor of each parameter that a pattern fits; the first that fits counts."""
     known = list(names)
     found: dict[str, float] = {}
-    for pattern, factor in reversed(optimiser.rate_factors):
+    for pattern, factor in reversed(optimizer.rate_factors):
         found |= dict.fromkeys(fnmatch.filter(known, pattern), float(factor))
-    if optimiser.rate_factors and not found:
-        told = ", ".join(repr(pattern) for pattern, _ in optimiser.rate_factors)
+    if optimizer.rate_factors and not found:
+        told = ", ".join(repr(pattern) for pattern, _ in optimizer.rate_factors)
         raise ConfigError(f"No trained parameter fits the rate_factors {told}; names are such as {known[-1]!r}.")
     return found
 
@@ -90,12 +90,12 @@ def merged(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def learning_rate(recipe: Recipe) -> float:
     """The peak, scaled with the batch as the paper does."""
-    optimiser = recipe.optimiser
-    return optimiser.lr if optimiser.lr_divisor is None else optimiser.lr * recipe.batch_size / optimiser.lr_divisor
+    optimizer = recipe.optimizer
+    return optimizer.lr if optimizer.lr_divisor is None else optimizer.lr * recipe.batch_size / optimizer.lr_divisor
 
 
-def build_optimiser(model: Trainable, recipe: Recipe) -> torch.optim.Optimizer:
-    settings = recipe.optimiser
+def build_optimizer(model: Trainable, recipe: Recipe) -> torch.optim.Optimizer:
+    settings = recipe.optimizer
     extra: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps}
     sharded = any(hasattr(parameter, "placements") for parameter in model.parameters())
     if settings.name == "sgd":
@@ -116,21 +116,21 @@ def total_updates(schedule: Schedule, updates_per_epoch: int) -> int:
 class LearningRate:
     """Warm-up from `warmup_lr`, then what the schedule says, then the cool-down: a function of the update."""
 
-    def __init__(self, optimiser: torch.optim.Optimizer, recipe: Recipe, updates_per_epoch: int) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, recipe: Recipe, updates_per_epoch: int) -> None:
         schedule, peak = recipe.schedule, learning_rate(recipe)
         length = total_updates(schedule, updates_per_epoch) - schedule.cooldown_epochs * updates_per_epoch
         warmup = min(schedule.warmup_updates or schedule.warmup_epochs * updates_per_epoch, length)
-        self.optimiser = optimiser
-        self.scheduler = scheduler(optimiser, schedule, peak, length, warmup, updates_per_epoch)
+        self.optimizer = optimizer
+        self.scheduler = scheduler(optimizer, schedule, peak, length, warmup, updates_per_epoch)
 
     def set(self, update: int) -> float:
-        """Prepare the optimiser for an update, counted from 0; the rate of layers next to the head."""
+        """Prepare the optimizer for an update, counted from 0; the rate of layers next to the head."""
         self.scheduler.step_update(update)
-        return max(float(group["lr"]) for group in self.optimiser.param_groups)
+        return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
 
 def scheduler(
-    optimiser: torch.optim.Optimizer, schedule: Schedule, peak: float, length: int, warmup: int, updates_per_epoch: int
+    optimizer: torch.optim.Optimizer, schedule: Schedule, peak: float, length: int, warmup: int, updates_per_epoch: int
 ) -> Scheduler:
     """timm's, which counts updates and heeds every group's `lr_scale`."""
     common = {"warmup_t": warmup, "warmup_lr_init": min(schedule.warmup_lr, peak), "t_in_epochs": False}
@@ -138,12 +138,12 @@ def scheduler(
     if schedule.name == "step":
         unit = 1 if schedule.epochs is None else updates_per_epoch
         turns = [unit * milestone + 1 for milestone in schedule.milestones]  # timm turns one update early
-        return MultiStepLRScheduler(optimiser, decay_t=turns, decay_rate=schedule.factor, warmup_prefix=False, **common)
+        return MultiStepLRScheduler(optimizer, decay_t=turns, decay_rate=schedule.factor, warmup_prefix=False, **common)
     prefix = schedule.warmup_prefix
     common |= {"t_initial": max(1, length - warmup if prefix else length), "warmup_prefix": prefix}
     if schedule.name == "polynomial":
-        return PolyLRScheduler(optimiser, power=schedule.power, lr_min=least, **common)
-    return CosineLRScheduler(optimiser, lr_min=least if schedule.name == "cosine" else peak, **common)
+        return PolyLRScheduler(optimizer, power=schedule.power, lr_min=least, **common)
+    return CosineLRScheduler(optimizer, lr_min=least if schedule.name == "cosine" else peak, **common)
 
 
 def clip(model: nn.Module, limit: float | None) -> torch.Tensor:

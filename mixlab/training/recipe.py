@@ -28,7 +28,7 @@ def inside(*shares: float) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimiser:
+class Optimizer:
     """The learning rate is `lr * batch_size / lr_divisor`, or `lr` itself without a divisor.
 
     `layer_decay` multiplies it once per layer that lies between a parameter and the head, `backbone_scale` once in all
@@ -57,13 +57,16 @@ class Optimiser:
         require(self.lr_divisor is None or self.lr_divisor > 0, f"an lr_divisor above 0; got {self.lr_divisor}.")
         require(0 <= self.weight_decay < math.inf, f"a weight_decay of 0 or more; got {self.weight_decay}.")
         require(len(self.betas) == 2 and inside(*self.betas), f"two betas in [0, 1); got {list(self.betas)}.")
-        require(0 < self.eps < 1, f"an optimiser eps in (0, 1); got {self.eps}.")
+        require(0 < self.eps < 1, f"an optimizer eps in (0, 1); got {self.eps}.")
         require(self.clip_norm is None or self.clip_norm > 0, f"a clip_norm above 0, or none; got {self.clip_norm}.")
         require(0 < self.layer_decay <= 1, f"a layer_decay in (0, 1]; got {self.layer_decay}.")
         require(0 <= self.backbone_scale <= 1, f"a backbone_scale in [0, 1]; got {self.backbone_scale}.")
         for pair in self.rate_factors:
             right = len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], int | float) and pair[1] >= 0
             require(right, f"rate_factors such as [['*.sampling_offsets.*', 0.1]]; got {list(pair)}.")
+
+
+Optimiser = Optimizer  # the name until 0.1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +115,13 @@ class Augmentation:
     """What happens to training images. `randaugment` is in timm's words.
 
     `crop`: a random part of the image ("random_resized", with `scale` and `ratio`), the whole image squeezed into the
-    size ("squash"), resized and cropped at the centre as in evaluation ("centre"), padded by `padding` of the side
+    size ("squash"), resized and cropped at the center as in evaluation ("center"), padded by `padding` of the side
     and cropped at random ("padded"), or resized by a random factor from `scale` and cropped at random ("rescaled").
     `three_augment` is DeiT III's: grey, solarised or blurred with a sigma of 0.1 to 2, each with the same chance.
     `jitter` is how far brightness, contrast, saturation and hue may move.
     """
 
-    crop: Literal["random_resized", "squash", "centre", "padded", "rescaled"] = "random_resized"
+    crop: Literal["random_resized", "squash", "center", "padded", "rescaled"] = "random_resized"
     scale: tuple[float, ...] = (0.08, 1.0)
     ratio: tuple[float, ...] = (3 / 4, 4 / 3)
     padding: float = 0.125
@@ -209,7 +212,7 @@ class Recipe:
     name: str
     source: str = ""  # paper and table
     task: Literal["classification", "segmentation", "detection"] = "classification"
-    optimiser: Optimiser
+    optimizer: Optimizer
     schedule: Schedule
     augmentation: Augmentation = Augmentation()
     sweep: Sweep | None = None
@@ -249,7 +252,7 @@ class Recipe:
 
 
 PARTS: dict[str, type] = {
-    "optimiser": Optimiser,
+    "optimizer": Optimizer,
     "schedule": Schedule,
     "augmentation": Augmentation,
     "sweep": Sweep,
@@ -259,6 +262,8 @@ PARTS: dict[str, type] = {
     "detector.deformable": DeformableOptions,
 }
 MODEL = "model"
+RESPELLED = {"optimiser": "optimizer"}  # sections under the names that they had in 0.1.0, which files may still use
+RESPELLED_CROPS = {"centre": "center"}
 ALTERNATIVES = [("epochs", "updates"), ("warmup_epochs", "warmup_updates")]  # of a schedule: one replaces the other
 
 
@@ -268,8 +273,22 @@ def given(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: given(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
 
 
+def respelled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe, or changes of one, in the spelling of now: sections and dotted keys, and the word for a crop."""
+    renamed = {}
+    for key, value in row.items():
+        section, dot, rest = key.partition(".")
+        renamed[f"{RESPELLED.get(section, section)}{dot}{rest}"] = value
+    if renamed.get("augmentation.crop") in RESPELLED_CROPS:
+        renamed["augmentation.crop"] = RESPELLED_CROPS[renamed["augmentation.crop"]]
+    augmentation = renamed.get("augmentation")
+    if isinstance(augmentation, Mapping) and augmentation.get("crop") in RESPELLED_CROPS:
+        renamed["augmentation"] = {**augmentation, "crop": RESPELLED_CROPS[augmentation["crop"]]}
+    return renamed
+
+
 def parse_recipe(row: Mapping[str, Any], what: str) -> Recipe:
-    recipe: Recipe = make(Recipe, row, what)
+    recipe: Recipe = make(Recipe, respelled(row), what)
     return recipe
 
 
@@ -288,7 +307,7 @@ def list_recipes(pattern: str = "*") -> list[str]:
 
 
 def load_recipe(name: str | PathLike[str], *, model: str = "", changes: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe by name or from a TOML file, with its entries for a model and then `changes` ("optimiser.lr": 1e-3)."""
+    """A recipe by name or from a TOML file, with its entries for a model and then `changes` ("optimizer.lr": 1e-3)."""
     published = str(name) in recipe_rows()
     if not published and Path(name).suffix != ".toml":
         hint = near_misses(str(name), recipe_rows())
@@ -328,7 +347,7 @@ def resolve(file: Mapping[str, Any], model: str, what: str) -> dict[str, Any]:
 
 def merge(row: dict[str, Any], changes: Mapping[str, Any], what: str) -> None:
     """Set nested or dotted keys in a row."""
-    values = flat(changes)
+    values = respelled(flat(changes))
     for pair in ALTERNATIVES:
         named = [name for name in pair if f"schedule.{name}" in values]
         if named and pair[0] == "epochs" and "schedule.milestones" not in values:

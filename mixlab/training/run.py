@@ -38,7 +38,7 @@ from mixlab.training.fits import micro_batch
 from mixlab.training.loop import DTYPES, Callback, Metrics, Task, Trainer
 from mixlab.training.model_options import model_options, training_size
 from mixlab.training.optimizer import freeze
-from mixlab.training.recipe import check_train_splits, load_recipe, parse_recipe
+from mixlab.training.recipe import check_train_splits, load_recipe, parse_recipe, respelled
 from mixlab.training.tasks.classification import ClassificationTask, accuracy
 from mixlab.training.watch import Files, ProgressBar, TensorBoard
 
@@ -100,7 +100,7 @@ def train(
 ) -> RunResult:
     """Train a named model on a dataset (see `open_data`) by a recipe, into a new folder.
 
-    `changes` override the recipe by dotted key, such as {"optimiser.lr": 1e-3}; `settings` are fields of `RunConfig`:
+    `changes` override the recipe by dotted key, such as {"optimizer.lr": 1e-3}; `settings` are fields of `RunConfig`:
     seed, weights, options (of the model), micro, workers, device, compile, checkpointing, freeze_layers, ...
     """
     config = run_config(model, data, recipe=recipe, changes=changes, **settings)
@@ -183,6 +183,8 @@ def read_config(source: Path) -> RunConfig:
         raise TrainingError(f"{source} is not a run folder: it has no {CONFIG}.") from error
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path} cannot be read: {error}") from error
+    if isinstance(row, dict) and isinstance(row.get("recipe"), dict):
+        row["recipe"] = respelled(row["recipe"])
     config: RunConfig = make(RunConfig, row, str(path))
     return config
 

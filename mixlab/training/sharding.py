@@ -81,21 +81,21 @@ def wrap(model: Trainable, processes: Processes, kind: str) -> Wrapped:
 
 
 def gather(
-    wrapped: Wrapped, model: Trainable, optimiser: torch.optim.Optimizer
+    wrapped: Wrapped, model: Trainable, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The whole state of model and optimiser, wherever its parts are."""
+    """The whole state of model and optimizer, wherever its parts are."""
     if wrapped.kind != "fsdp":
-        return model.state_dict(), optimiser.state_dict()
+        return model.state_dict(), optimizer.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    states: tuple[dict[str, Any], dict[str, Any]] = get_state_dict(model, optimiser, options=options)
+    states: tuple[dict[str, Any], dict[str, Any]] = get_state_dict(model, optimizer, options=options)
     return states
 
 
-def whole(wrapped: Wrapped, model: Trainable, optimiser: torch.optim.Optimizer) -> Trainable:
+def whole(wrapped: Wrapped, model: Trainable, optimizer: torch.optim.Optimizer) -> Trainable:
     """A model of its own with the weights that the processes share; every process must ask."""
-    weights, _ = gather(wrapped, model, optimiser)
+    weights, _ = gather(wrapped, model, optimizer)
     single = copy_without_values(model)
     if weights:  # the first process has them
         single.load_state_dict(weights, assign=True)
@@ -116,15 +116,15 @@ def copy_without_values(model: Trainable) -> Trainable:
 def restore(
     wrapped: Wrapped,
     model: Trainable,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     weights: dict[str, Any],
     moments: dict[str, Any],
 ) -> None:
     if wrapped.kind != "fsdp":
         model.load_state_dict(weights)
-        optimiser.load_state_dict(moments)
+        optimizer.load_state_dict(moments)
         return
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
     options = StateDictOptions(full_state_dict=True)
-    set_state_dict(model, optimiser, model_state_dict=weights, optim_state_dict=moments, options=options)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options)

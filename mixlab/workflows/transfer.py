@@ -113,7 +113,7 @@ def transfer(
 
     def run(lr: float, seed: int, parts: tuple[str, ...]) -> RunResult:
         place = folder / "-".join(parts) / f"lr{lr:g}" / f"seed{seed}"
-        own = {**(changes or {}), "optimiser.lr": lr}
+        own = {**(changes or {}), "optimizer.lr": lr}
         options = {"weights": weights, "seed": seed, "train_splits": parts, **settings}
         options["keep"] = keep if "val" in parts else "results"
         config = run_config(model, data, recipe=recipe, changes=own, **options)

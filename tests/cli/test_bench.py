@@ -123,7 +123,7 @@ def test_a_bare_recipe_takes_those_of_the_papers(capsys: pytest.CaptureFixture[s
         (["--mixers", "--model-set", "bias=true"], "--model-set is for models or --compute"),
         (["caformer_pico", "--model-set", "bias"], "--model-set takes KEY=VALUE"),
         (["caformer_pico", "--compute", "--model-set", "biass=true"], "Unknown model option 'biass'"),
-        (["caformer_pico", "--optimiser", "adamw"], "add --training"),
+        (["caformer_pico", "--optimizer", "adamw"], "add --training"),
         (["caformer_pico", "--compute", "--images", "9"], "add --recipe"),
         (["caformer_pico", "--compute", "--recipe", "caformer_pic=digits"], "Did you mean 'caformer_pico'"),
         (["ensemble_hpx_conv_s18", "--compute", "--recipe"], "is an ensemble"),

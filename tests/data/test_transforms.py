@@ -24,7 +24,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("crop", ["random_resized", "squash", "centre", "padded", "rescaled"])
+@pytest.mark.parametrize("crop", ["random_resized", "squash", "center", "padded", "rescaled"])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_crop_gives_the_size_for_grey_and_colour(channels: int, mode: str, crop: str) -> None:

@@ -142,14 +142,14 @@ def squares() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
 def test_it_learns_where_bright_and_dark_squares_are() -> None:
     model = detector(settings={"score_threshold": 0.2}).train()
     images, targets = squares()
-    optimiser, history = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    optimizer, history = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     for _ in range(32):
         losses = model(images, targets)
         loss = torch.stack(list(losses.values())).sum()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         history.append(loss.item())
     assert history[-1] < 0.3 * history[0]
     with torch.no_grad():

@@ -113,13 +113,13 @@ def bright_objects() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
 def test_it_learns_what_is_where(kind: Kind) -> None:
     detector = small(kind, width=32, head_width=64, detections=30)
     pictures, truths = bright_objects()
-    optimiser = torch.optim.AdamW(detector.parameters(), 2e-3)
+    optimizer = torch.optim.AdamW(detector.parameters(), 2e-3)
     for _ in range(STEPS[kind]):
         losses = detector(pictures, truths)
         assert isinstance(losses, dict)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.stack(list(losses.values())).sum().backward()
-        optimiser.step()
+        optimizer.step()
     with torch.inference_mode():
         found, empty = detector.eval()(pictures)
     assert isinstance(found, dict)

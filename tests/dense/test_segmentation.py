@@ -216,12 +216,12 @@ def test_a_segmenter_learns_what_is_measured() -> None:
     images = torch.stack([torch.zeros(3, 40, 56), torch.ones(3, 40, 56)]) * 4 - 2
     images[0, :, :, 28:], images[1, :, :, 28:] = 2, -2
     masks = (images[:, 0] > 0).long()
-    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-3)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 3e-3)
     before = evaluate_segmentation(model, data)["mIoU"]
     for _ in range(15):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         sum(model(images, masks).values()).backward()
-        optimiser.step()
+        optimizer.step()
     after = evaluate_segmentation(model, data)
     assert after["mIoU"] > max(0.8, before)
 

@@ -229,15 +229,15 @@ def test_predictions_of_balanced_classes_are_as_frequent_as_the_classes() -> Non
     """Trained to the end, scores that see nothing say how often each class is."""
     masks = torch.tensor([0] * 90 + [1] * 9 + [2]).view(1, 10, 10)
     scores = torch.zeros(1, 3, 1, 1, requires_grad=True)
-    optimiser = torch.optim.LBFGS([scores], max_iter=100, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([scores], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = pixel_loss(scores.expand(1, 3, 10, 10), masks, 0.75)
         loss.backward()
         return loss
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     model = create_segmenter("convformer_pico", **SMALL | {"num_classes": 3}, balance=0.75)
     shifted = scores[0].detach() + model.shift(class_counts(masks, 3).float())
     torch.testing.assert_close(shifted.flatten().softmax(0), torch.tensor([0.90, 0.09, 0.01]), atol=1e-3, rtol=0)

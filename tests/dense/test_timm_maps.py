@@ -13,7 +13,7 @@ from mixlab.dense.files import load_dense
 from mixlab.dense.timm_maps import TimmMaps, timm_maps
 from mixlab.evals.cost.whole_task import whole_task
 from mixlab.training.optimizer import parameter_groups
-from mixlab.training.recipe import Optimiser
+from mixlab.training.recipe import Optimizer
 
 SMALL: dict[str, Any] = {"width": 32, "auxiliary_width": 16, "image_size": 64}
 KINDS = {
@@ -81,7 +81,7 @@ def test_every_detector_is_built_on_a_model_of_timm(kind: Any) -> None:
 
 def test_layers_decay_as_timm_orders_them() -> None:
     model = mixlab.create_segmenter("timm:convnext_atto", num_classes=3, **SMALL)
-    groups = parameter_groups(model, Optimiser(lr=1.0, layer_decay=0.5))
+    groups = parameter_groups(model, Optimizer(lr=1.0, layer_decay=0.5))
     scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     names = dict(model.named_parameters())
     stem = next(p for name, p in names.items() if ".stem_0.weight" in name or ".stem.0.weight" in name)

@@ -193,16 +193,16 @@ def fit_classifier(model: mixlab.Backbone) -> None:
 def test_int8_is_smaller_and_its_accuracy_is_reported_beside_pytorchs(tmp_path: Path) -> None:
     model = tiny(dims=[32, 128], num_classes=10, head="linear")
     fit_classifier(model)
-    result = export(model, tmp_path / "int8.onnx", quantise="int8", data="digits")
+    result = export(model, tmp_path / "int8.onnx", quantize="int8", data="digits")
     assert result.bytes < 0.6 * 4 * sum(parameter.numel() for parameter in model.parameters())
     assert result.top1 is not None
     assert result.exported_top1 is not None
     assert result.top1 > 60
     assert abs(result.exported_top1 - result.top1) < 5
-    assert result.quantised_difference is not None
-    assert result.difference < result.quantised_difference < 0.2 * result.scale
+    assert result.quantized_difference is not None
+    assert result.difference < result.quantized_difference < 0.2 * result.scale
     back = open_export(result.path)
-    assert back.about["quantised"] == "int8"
+    assert back.about["quantized"] == "int8"
     assert back.run(torch.randn(4, 3, 32, 32)).shape == (4, 10)
     assert [file.name for file in tmp_path.iterdir()] == ["int8.onnx"]
 
@@ -263,8 +263,8 @@ def refuses(tmp_path: Path, error: type[Exception], message: str, model: Any, pa
         ("caformer_pico", "there.onnx", {}, ConfigError, "exists.*--force"),
         ("caformer_pico", "there.onnx/m.onnx", {}, ConfigError, "Cannot write into .*there.onnx: Not a directory"),
         ("caformer_pico", "folder.onnx", {"force": True}, ConfigError, "it is a folder"),
-        ("caformer_pico", "m.onnx", {"quantise": "int4"}, ConfigError, "Unknown quantisation 'int4'"),
-        ("caformer_pico", "m.pt2", {"quantise": "int8", "format": "torch_export"}, ConfigError, "for the format onnx"),
+        ("caformer_pico", "m.onnx", {"quantize": "int4"}, ConfigError, "Unknown quantization 'int4'"),
+        ("caformer_pico", "m.pt2", {"quantize": "int8", "format": "torch_export"}, ConfigError, "for the format onnx"),
         ("caformer_pico", "m.onnx", {"batch": 0}, ConfigError, "1 or more; got 0"),
         ("caformer_pico", "m.onnx", {"batch": "any"}, ConfigError, "'dynamic' or a number"),
         ("caformer_pic", "m.onnx", {}, ConfigError, "Did you mean 'caformer_pico'"),
@@ -346,7 +346,7 @@ def test_int8_that_gives_no_numbers_is_not_written(tmp_path: Path, monkeypatch: 
         (target.parent / "after").touch()
         return 1
 
-    monkeypatch.setattr("mixlab.deploy.export.quantise_onnx", broken)
+    monkeypatch.setattr("mixlab.deploy.export.quantize_onnx", broken)
     work, specimen = tmp_path / "model.onnx", open_specimen(tiny(), None)
     work.touch()
     (tmp_path / "model.onnx.data").touch()

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mixlab
 from mixlab.cli import main
+from mixlab.core.compat import has_onednn_products
 from mixlab.core.errors import CompileError, ConfigError, ImageError
 from mixlab.deploy import optimize as optimise
 from mixlab.deploy.export import open_export
@@ -19,8 +20,8 @@ from mixlab.deploy.optimize import Optimized, optimize
 from mixlab.engine.compile import has_compiler
 from mixlab.engine.kernels import has_wide_vectors
 from mixlab.engine.serve import is_frozen, thaw
-from mixlab.models.layers import PackedLinear, Residual, Scaling, SquaredReLU, StarReLU
-from mixlab.ops.linear import has_onednn
+from mixlab.models.layers import Residual, Scaling, SquaredReLU, StarReLU
+from mixlab.ops.layers import PackedLinear
 
 PICOS = mixlab.list_models("*_pico")
 
@@ -106,7 +107,7 @@ def test_star_relus_in_front_of_a_linear_layer_are_gone() -> None:
     assert 0 < left < before <= left + squared  # those in front of a convolution stay
 
 
-@pytest.mark.skipif(not has_onednn(), reason="this PyTorch has no oneDNN")
+@pytest.mark.skipif(not has_onednn_products(), reason="this PyTorch has no oneDNN")
 def test_packed_layers_are_constants() -> None:
     model = trained("caformer_pico")
     count = pack(model)
@@ -189,7 +190,7 @@ def test_a_form_that_computes_something_else_is_not_taken(monkeypatch: pytest.Mo
     torch.testing.assert_close(fast(images), scores(model, images), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not has_onednn(), reason="this PyTorch has no oneDNN")
+@pytest.mark.skipif(not has_onednn_products(), reason="this PyTorch has no oneDNN")
 def test_packed_weights_serve_whatever_follows_the_arithmetic() -> None:
     model, images = trained("caformer_pico"), torch.randn(2, 3, 64, 64)
     pack(model)

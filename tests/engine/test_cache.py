@@ -96,7 +96,7 @@ def test_only_the_entries_that_were_used_last_are_kept() -> None:
     assert cache.find(owner, ("plan", 0)) is None
     assert cache.find(owner, ("plan", 1)) == 1
     cache.keep(owner, ("plan", 4), Entry(4, lambda: True), 3)
-    assert [key[1] for key in cache.entries(owner)] == [3, 1, 4]
+    assert list(cache.entries(owner)) == [("plan", number) for number in (3, 1, 4)]
 
 
 def test_what_does_not_hold_is_dropped_when_it_is_asked_for() -> None:
@@ -128,7 +128,7 @@ def changes() -> dict[str, Callable[[nn.Linear], object]]:
         layer.in_features = 5
 
     def forward(layer: nn.Linear) -> None:
-        layer.forward = lambda x: x  # type: ignore[method-assign]
+        layer.forward = lambda x: x  # type: ignore[method-assign, assignment]
 
     def hook(layer: nn.Linear) -> None:
         layer.register_forward_hook(lambda *_: None)
@@ -146,7 +146,7 @@ def changes() -> dict[str, Callable[[nn.Linear], object]]:
 @pytest.mark.parametrize("change", changes())
 def test_a_watch_sees_changes(change: str) -> None:
     layer = nn.Linear(4, 4).eval()
-    watched = Watch([layer])
+    watched = Watch([layer], tensors=layer.parameters())
     assert watched.holds()
     layer.weight.data.mul_(2)  # it is only pointed at
     assert watched.holds()
@@ -156,7 +156,7 @@ def test_a_watch_sees_changes(change: str) -> None:
 
 def test_a_watch_sees_numbers_that_are_part_of_the_plan() -> None:
     layer = nn.Linear(4, 4).eval()
-    watched = Watch([layer], values=[(layer.bias, layer.bias.detach().clone())])
+    watched = Watch([layer], tensors=layer.parameters(), values=[(layer.bias, layer.bias.detach().clone())])
     assert watched.holds()
     layer.bias.data[0] += 1
     assert not watched.holds()

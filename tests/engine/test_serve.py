@@ -454,7 +454,7 @@ def test_channels_that_do_not_fill_vectors(mixer: str, dims: list[int]) -> None:
 
 
 def test_a_spectrum_too_large_is_made_from_kept_taps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixlab.ops.longconv.NATIVE_NUMBERS", 0)
+    monkeypatch.setattr("mixlab.engine.lowering.hyena.SPECTRUM_NUMBERS", 0)
     model = build(
         "hpx_former_pico", dims=[32], depths=[1], branch_scale="none", channel_mlp=False, mixers="hyena_pixel"
     )
@@ -465,8 +465,8 @@ def test_a_spectrum_too_large_is_made_from_kept_taps(monkeypatch: pytest.MonkeyP
 
 def test_a_convolution_of_another_kind_is_called() -> None:
     class Doubled(PlaneConv):
-        def convolve(self, *arguments: Any) -> Tensor:
-            return 2 * super().convolve(*arguments)
+        def forward(self, *arguments: Any) -> Tensor:
+            return 2 * super().forward(*arguments)
 
     model = build(
         "hpx_former_pico", dims=[32], depths=[1], branch_scale="none", channel_mlp=False, mixers="hyena_pixel"
@@ -478,7 +478,7 @@ def test_a_convolution_of_another_kind_is_called() -> None:
 
 
 def test_a_kernel_too_large_to_be_kept_is_made_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mixlab.models.mixers.hyena.KEPT_NUMBERS", 1)
+    monkeypatch.setattr("mixlab.engine.lowering.hyena.KEPT_NUMBERS", 1)
     model = build(
         "hpx_former_pico", dims=[32], depths=[1], branch_scale="none", channel_mlp=False, mixers="hyena_pixel"
     )

@@ -57,11 +57,11 @@ def learn_digits() -> Backbone:
     pixels = Pixels(Look((SIDE, SIDE), 1, 1.0, "bicubic"))
     images = torch.stack([pixels(data.read(index)) for index in range(len(data))])
     labels = torch.tensor([data.label(index) for index in range(len(data))])
-    optimiser = torch.optim.AdamW(model.parameters(), 2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     for _ in range(4):
         for chosen in torch.randperm(len(images)).split(64):
             loss = F.cross_entropy(model((images[chosen] - 0.5) / 0.5), labels[chosen])
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     return model.eval()

@@ -22,7 +22,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
         2,
         budget=Budget(max_ms=3.5, max_params=10),
         command="mixlab compare",
-        settings={"optimiser.lr": "0.001"},
+        settings={"optimizer.lr": "0.001"},
         machine=describe_machine(),
     )
     write_comparison(whole, tmp_path / "results.json")

@@ -108,7 +108,7 @@ def test_fine_tuning_starts_from_the_rows_of_the_map(large: Path, tmp_path: Path
     small = [
         "--set",
         "batch_size=4",
-        "optimiser.lr=1e-12",
+        "optimizer.lr=1e-12",
         "schedule.warmup_epochs=0",
         "--device",
         "cpu",

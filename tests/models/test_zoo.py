@@ -328,14 +328,14 @@ def test_options_of_the_preprocessing_go_with_another_number_of_channels() -> No
 
 def test_mixers_mix_and_train_a_step() -> None:
     model = mixlab.create_model("convformer_s18", mixers=["pool", "sepconv", "random", "attention"], num_classes=10)
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     image, label = torch.randn(2, 3, 64, 64), torch.tensor([1, 7])
     losses = []
     for _ in range(3):
         loss = torch.nn.functional.cross_entropy(model(image), label)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
 

@@ -4,16 +4,12 @@ import torch
 from mixlab.core.errors import ConfigError
 from mixlab.engine.kernels import has_wide_vectors, kernels
 from mixlab.ops.activations import (
-    linear_star_relu,
-    may_join_star,
     squared_relu,
     star_relu,
     star_relu_constants,
-    star_relu_linear,
-    star_relu_linear_reference,
     star_relu_reference,
 )
-from tests.ops.agree import assert_agree
+from mixlab.ops.linear import LINEAR
 
 
 def test_star_relu_equals_its_equation_and_leaves_its_input() -> None:
@@ -21,24 +17,10 @@ def test_star_relu_equals_its_equation_and_leaves_its_input() -> None:
     before = x.clone()
     torch.testing.assert_close(star_relu(x, scale, bias), star_relu_reference(x, scale, bias))
     assert torch.equal(x, before)
-    torch.testing.assert_close(star_relu(x, scale, bias, overwrite=True), star_relu_reference(before, scale, bias))
 
 
-def test_squared_relu_in_place_equals_the_copy() -> None:
-    x = torch.randn(50)
-    torch.testing.assert_close(squared_relu(x), squared_relu(x.clone(), overwrite=True))
-
-
-@pytest.mark.parametrize("rows", [3, 400])  # fewer and more activations than weights
-@pytest.mark.parametrize("with_offset", [True, False])
-def test_star_relu_linear_equals_one_after_the_other_also_in_gradients(rows: int, with_offset: bool) -> None:
-    shapes = [(rows, 12), (1,), (1,), (5, 12)]
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    offset = torch.randn(5, dtype=torch.float64, requires_grad=True) if with_offset else None
-    x, scale, bias, weight = inputs
-    fast = star_relu_linear(x, scale, bias, weight, offset)
-    slow = star_relu_linear_reference(x, scale, bias, weight, offset)
-    assert_agree(fast, slow, inputs)
+def test_squares_of_float16_are_float32() -> None:
+    assert squared_relu(torch.full((3,), 300.0, dtype=torch.float16)).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -68,7 +50,7 @@ def test_gradients_of_activations_can_be_differentiated_again(what: str) -> None
 
 @pytest.mark.skipif(kernels() is None, reason="installed without a compiler")
 @pytest.mark.parametrize("with_offset", [True, False])
-def test_star_relu_behind_a_linear_layer_equals_one_after_the_other(with_offset: bool) -> None:
+def test_star_relu_after_a_linear_layer_equals_one_after_the_other(with_offset: bool) -> None:
     torch.manual_seed(0)
     plain = [
         torch.randn(3, 40, 24),
@@ -83,8 +65,9 @@ def test_star_relu_behind_a_linear_layer_equals_one_after_the_other(with_offset:
         x, weight, offset, scale, bias = inputs
         given = offset if with_offset else None
         if dtype is torch.float32:
-            assert may_join_star(x, weight, given, scale, bias) == has_wide_vectors()
-            out = linear_star_relu(x, weight, given, scale, bias)
+            call = (x, weight, given, scale, bias, "star_relu")
+            assert LINEAR.serves(*call, training=True) == has_wide_vectors()
+            out = LINEAR(*call)
         else:
             out = star_relu_reference(torch.nn.functional.linear(x, weight, given), scale, bias)
         wanted = [x, weight, *([offset] if with_offset else []), scale, bias]

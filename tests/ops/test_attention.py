@@ -9,16 +9,14 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mixlab.core.grid import Grid
-from mixlab.engine.kernels import kernels
+from mixlab.engine.kernels import has_wide_vectors, kernels
 from mixlab.ops import attention as ops
 from mixlab.ops.attention import (
-    AttentionGradient,
     attention,
     attention_reference,
     window_attention,
     window_attention_reference,
 )
-from mixlab.ops.written import may_train
 from tests.ops.agree import assert_agree
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels here")
@@ -47,7 +45,7 @@ def test_gradients_of_attention_can_be_differentiated() -> None:
         (first,) = torch.autograd.grad(out.square().sum(), qkv, create_graph=True)
         return torch.autograd.grad(first.square().sum(), qkv)[0]
 
-    found = second(AttentionGradient.apply(qkv, 2))
+    found = second(attention(qkv, 2))
     torch.testing.assert_close(found, second(attention_reference(qkv, 2)), rtol=1e-4, atol=1e-4)
 
 
@@ -56,7 +54,7 @@ def test_many_gradients_at_once() -> None:
     qkv, gradients = torch.randn(2, 5, 3 * 16, requires_grad=True), torch.randn(3, 2, 5, 16)
     found, wanted = (
         torch.autograd.grad(form(qkv, 2), qkv, gradients, is_grads_batched=True)[0]
-        for form in (AttentionGradient.apply, attention_reference)
+        for form in (attention, attention_reference)
     )
     torch.testing.assert_close(found, wanted)
 
@@ -94,22 +92,17 @@ def test_who_watches_operators_sees_attention() -> None:
 
 def test_what_the_kernel_trains() -> None:
     qkv = torch.randn(2, 5, 3 * 16, requires_grad=True)
-    assert may_train(qkv) == (kernels() is not None)
-    assert not may_train(qkv.detach())
-    assert not may_train(qkv.double())
-    assert not may_train(qkv[:0])
+    assert ops.ATTENTION.serves(qkv, 2, training=True) == has_wide_vectors()
+    assert not ops.ATTENTION.serves(qkv.double(), 2, training=True)
+    assert not ops.ATTENTION.serves(qkv[:0], 2, training=True)
     assert attention(qkv[:0], 2).shape == (0, 5, 16)
-    with torch.no_grad():
-        assert not may_train(qkv)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not may_train(qkv)
 
 
 @needs_kernels
 def test_what_changes_behind_its_back_is_told_of() -> None:
     qkv = torch.randn(2, 5, 3 * 16, requires_grad=True)
     inner = qkv * 1
-    out = AttentionGradient.apply(inner, 2)
+    out = attention(inner, 2)
     inner.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mixlab.engine.kernels import kernels
-from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads, may_train_heads, trained_heads
+from mixlab.ops.blockdiagonal import BLOCK_HEADS, block_diagonal, block_heads, densify_heads, grouped_heads
 from tests.ops.agree import assert_agree
 
 
@@ -34,23 +34,23 @@ def test_gradients_of_trained_heads_can_be_differentiated_and_asked_for_in_part(
         return list(torch.autograd.grad(torch.stack([one.square().sum() for one in first]).sum(), inputs))
 
     written = block_diagonal(x, weight, bias).unflatten(2, (2, -1)).permute(2, 0, 1, 3)
-    for found, one in zip(second(trained_heads(x, weight, bias, 2)), second(written), strict=True):
+    for found, one in zip(second(block_heads(x, weight, bias, 2)), second(written), strict=True):
         torch.testing.assert_close(found, one, rtol=1e-4, atol=1e-3)
     x.requires_grad_(False)
     bias.requires_grad_(False)
-    trained_heads(x, weight, bias, 2).sum().backward()
+    block_heads(x, weight, bias, 2).sum().backward()
     assert weight.grad is not None
     assert x.grad is bias.grad is None
 
 
 def test_what_the_kernel_is_not_for() -> None:
     x, weight = torch.randn(2, 5, 32, requires_grad=True), torch.randn(8, 4, 4)
-    assert may_train_heads(x, weight, None, 2) == (kernels() is not None)
-    assert not may_train_heads(x, weight, None, 4)  # heads of 8 channels
-    assert not may_train_heads(x, torch.randn(4, 8, 8), None, 2)
-    assert not may_train_heads(x.double(), weight.double(), None, 2)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not may_train_heads(x, weight, None, 2)
-    with torch.no_grad():
-        assert not may_train_heads(x, weight, None, 2)
-    assert not may_train_heads(x.detach(), weight, None, 2)
+    for training in (False, True):
+
+        def serves(x: torch.Tensor, weight: torch.Tensor, heads: int, training: bool = training) -> bool:
+            return BLOCK_HEADS.serves(x, weight, None, heads, training=training)
+
+        assert serves(x, weight, 2) == (kernels() is not None)
+        assert not serves(x, weight, 4)  # heads of 8 channels
+        assert not serves(x, torch.randn(4, 8, 8), 2)
+        assert not serves(x.double(), weight.double(), 2)

@@ -10,12 +10,16 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import mixlab
+from mixlab.core.compat import has_onednn_products
 from mixlab.core.grid import Grid
-from mixlab.models.layers import ACTIVATIONS, Activation, Mlp, ReLU, activation, through
-from mixlab.ops import linear as module
-from mixlab.ops.linear import Pair, is_fast, layer_gradients, linear, linear_reference, rows_in_cache
+from mixlab.engine.backends import mlp as module
+from mixlab.engine.backends.linear import Gradients, layer_gradients
+from mixlab.engine.backends.mlp import rows_in_cache
+from mixlab.models.layers import ACTIVATIONS, Activation, Mlp, ReLU, activation
+from mixlab.ops.layers import through, through_both
+from mixlab.ops.linear import LINEAR, linear, linear_reference
 
-onednn = pytest.mark.skipif(not module.has_onednn(), reason="this PyTorch has no oneDNN")
+onednn = pytest.mark.skipif(not has_onednn_products(), reason="this PyTorch has no oneDNN")
 
 
 def parts(rows: tuple[int, ...], dim: int, out: int, *, bias: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -27,12 +31,14 @@ def parts(rows: tuple[int, ...], dim: int, out: int, *, bias: bool = True) -> tu
     dim=st.integers(1, 70),
     out=st.integers(1, 70),
     bias=st.booleans(),
-    after=st.sampled_from(["none", "gelu"]),
+    activation=st.sampled_from(["none", "gelu"]),
 )
-def test_every_shape_equals_the_reference(rows: tuple[int, ...], dim: int, out: int, bias: bool, after: str) -> None:
+def test_every_shape_equals_the_reference(
+    rows: tuple[int, ...], dim: int, out: int, bias: bool, activation: str
+) -> None:
     inputs = parts(rows, dim, out, bias=bias)
     with torch.no_grad():
-        fast, plain = linear(*inputs, after=after), linear_reference(*inputs, after=after)  # type: ignore[arg-type]
+        fast, plain = linear(*inputs, activation=activation), linear_reference(*inputs, activation=activation)  # type: ignore[arg-type]
     assert fast.shape == plain.shape == (*rows, out)
     torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)
 
@@ -48,29 +54,20 @@ def test_views_with_gaps_are_read_right() -> None:
 @onednn
 def test_only_plain_numbers_take_the_fast_way() -> None:
     x, weight, bias = parts((4,), 8, 6)
-    with torch.no_grad():
-        assert is_fast(x, weight, bias)
-        assert not is_fast(x.double(), weight.double())
-        assert not is_fast(x.to("meta"), weight.to("meta"))
-        assert not is_fast(x[:0], weight, bias)
-        assert not is_fast(x[0], weight, bias)
-        assert not is_fast(x[:, :5], weight, bias)
-        assert not is_fast(x, weight, torch.ones(1))
-        assert not is_fast(x, weight.to_sparse_csr(), bias)
-        with torch.autocast("cpu", torch.float16):
-            assert not is_fast(x, weight, bias)
-        with FlopCounterMode(display=False):
-            assert not is_fast(x, weight, bias)
-        with torch.backends.mkldnn.flags(enabled=False):
-            assert not is_fast(x, weight, bias)
-        seen = []
 
-        def followed(x: Tensor) -> Tensor:
-            seen.append(is_fast(x, weight))
-            return x + 1
+    def fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+        return LINEAR.serves(x, weight, bias, None, None, "none")
 
-        torch.compile(followed, backend="eager")(x)
-        assert seen == [False]
+    assert fast(x, weight, bias)
+    assert not fast(x.double(), weight.double())
+    assert not fast(x.to("meta"), weight.to("meta"))
+    assert not fast(x[:0], weight, bias)
+    assert not fast(x[0], weight, bias)
+    assert not fast(x[:, :5], weight, bias)
+    assert not fast(x, weight, torch.ones(1))
+    assert not fast(x, weight.to_sparse_csr(), bias)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not fast(x, weight, bias)
 
 
 @onednn
@@ -87,7 +84,7 @@ def test_what_is_not_a_number_stays_so(name: str, value: float) -> None:
         layer.fc1.bias[3] = value
         expected = layer.fc2(layer.act(layer.fc1(x)))
         assert torch.equal(layer(x, Grid(1, 40)).isfinite(), expected.isfinite())
-        behind, written = layer.act.behind(layer.fc1, x), layer.act(layer.fc1(x))
+        behind, written = through_both(layer.fc1, layer.act, x), layer.act(layer.fc1(x))
         assert torch.equal(behind.isfinite(), written.isfinite())
         if value != float("inf"):  # of which PyTorch's GELU makes no number with AVX-512, and itself with AVX2
             assert torch.equal(behind.isnan(), written.isnan())
@@ -149,7 +146,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_taken_at_its_word() -> None:
     layer, x = Mlp(6, 20, Six(), bias=True).eval(), 20 * torch.randn(2, 4, 6)
     with torch.no_grad():
         torch.testing.assert_close(layer(x, Grid(2, 2)), layer.fc2(F.relu6(layer.fc1(x))), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(Six().behind(layer.fc1, x), F.relu6(layer.fc1(x)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(through_both(layer.fc1, Six(), x), F.relu6(layer.fc1(x)), rtol=1e-5, atol=1e-5)
 
 
 class Doubled(nn.Module):
@@ -172,7 +169,7 @@ def test_a_new_activation_needs_only_a_forward() -> None:
     layer, x = Mlp(6, 9, Half(), bias=True).eval(), torch.randn(2, 4, 6)
     with torch.no_grad():
         torch.testing.assert_close(layer(x, Grid(2, 2)), layer.fc2(layer.fc1(x) / 2), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(Half().behind(layer.fc1, x), layer.fc1(x) / 2)
+        torch.testing.assert_close(through_both(layer.fc1, Half(), x), layer.fc1(x) / 2)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 8), (255, 10**6), (25088, 256), (1000, 2048)])
@@ -194,7 +191,7 @@ def test_edits_through_data_are_seen_at_once() -> None:
 
 
 def test_models_are_made_of_plain_linear_layers() -> None:
-    """Tools for quantisation, adapters and counting look for the type."""
+    """Tools for quantization, adapters and counting look for the type."""
     model = mixlab.create_model("convformer_pico")
     assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
 
@@ -243,7 +240,7 @@ def test_counters_of_a_backward_pass_see_its_products() -> None:
 def test_gradients_of_a_layer_are_summed_up_over_pieces(bias: bool, expanded: bool) -> None:
     """By the kernel and by the BLAS, which has pieces of few rows and gradients without memory of their own."""
     gradient, x = torch.randn(1 if expanded else 300, 33).expand(300, -1), torch.randn(300, 40)
-    found: Pair = (None, None)
+    found: Gradients = (None, None)
     with torch.no_grad():
         for rows in (slice(0, 5), slice(5, 150), slice(150, 290), slice(290, 300)):
             found = layer_gradients(gradient[rows], x[rows], bias=bias, onto=found)

@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixlab.ops import mlp as module
-from mixlab.ops.linear import has_onednn
-from mixlab.ops.mlp import Inner, mlp, mlp_reference
+from mixlab.core.compat import has_onednn_products
+from mixlab.engine.backends import mlp as module
+from mixlab.ops import mlp as written
+from mixlab.ops.activations import ActivationName
 
-pytestmark = pytest.mark.skipif(not has_onednn(), reason="PyTorch without oneDNN")
-INNERS: list[Inner] = ["relu", "squared_relu", "gelu"]
+mlp: Callable[..., Tensor] = written.mlp
+mlp_reference: Callable[..., Tensor] = written.mlp_reference
+pytestmark = pytest.mark.skipif(not has_onednn_products(), reason="PyTorch without oneDNN")
+INNERS: list[ActivationName] = ["relu", "squared_relu", "gelu"]
 
 
 def layers(*, bias: bool = True, rows: int = 37) -> list[Tensor]:
@@ -27,7 +30,7 @@ def order(tensors: list[Tensor]) -> list[Tensor | None]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("at_once", [2**23, 1])  # bytes; all rows, and 256 at a time: the last 8 are few
 def test_equals_the_reference_also_in_gradients(
-    inner: Inner, bias: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+    inner: ActivationName, bias: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "AT_ONCE", at_once)
     tensors = layers(bias=bias, rows=520)
@@ -35,8 +38,8 @@ def test_equals_the_reference_also_in_gradients(
     assert x is not None
     assert first is not None
     assert second is not None
-    fast = mlp(x.view(2, 260, 20), first, inner_bias, second, offset, inner=inner).view(520, 16)
-    slow = mlp_reference(x, first, inner_bias, second, offset, inner=inner)
+    fast = mlp(x.view(2, 260, 20), first, inner_bias, second, offset, inner).view(520, 16)
+    slow = mlp_reference(x, first, inner_bias, second, offset, activation=inner)
     factor = torch.randn_like(slow)
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
     ours, theirs = (torch.autograd.grad((out * factor).sum(), tensors) for out in (fast, slow))
@@ -46,10 +49,10 @@ def test_equals_the_reference_also_in_gradients(
 
 @pytest.mark.parametrize("inner", INNERS)
 @pytest.mark.parametrize("place", range(5))
-def test_one_gradient_alone(inner: Inner, place: int) -> None:
+def test_one_gradient_alone(inner: ActivationName, place: int) -> None:
     tensors = [one.detach() for one in layers()]
     tensors[place].requires_grad_()
-    ours, theirs = mlp(*tensors, inner=inner), mlp_reference(*tensors, inner=inner)
+    ours, theirs = mlp(*tensors, inner), mlp_reference(*tensors, activation=inner)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     factor = torch.randn_like(theirs)
     found, expected = (torch.autograd.grad((out * factor).sum(), tensors[place])[0] for out in (ours, theirs))
@@ -57,7 +60,7 @@ def test_one_gradient_alone(inner: Inner, place: int) -> None:
 
 
 @pytest.mark.parametrize("inner", INNERS)
-def test_differentiated_twice(inner: Inner) -> None:
+def test_differentiated_twice(inner: ActivationName) -> None:
     tensors = layers()
 
     def of_gradient(out: Tensor) -> Tensor:
@@ -65,7 +68,7 @@ def test_differentiated_twice(inner: Inner) -> None:
         return torch.stack([gradient.square().mean() for gradient in gradients]).sum()
 
     ours, theirs = (
-        torch.autograd.grad(of_gradient(form(*tensors, inner=inner)), tensors) for form in (mlp, mlp_reference)
+        torch.autograd.grad(of_gradient(form(*tensors, activation=inner)), tensors) for form in (mlp, mlp_reference)
     )
     for gradient, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
@@ -73,12 +76,12 @@ def test_differentiated_twice(inner: Inner) -> None:
 
 @pytest.mark.parametrize("inner", INNERS)
 @pytest.mark.parametrize("again", [True, False])
-def test_one_layer_behind_itself(inner: Inner, again: bool) -> None:
+def test_one_layer_behind_itself(inner: ActivationName, again: bool) -> None:
     tensors = [torch.randn(shape, requires_grad=True) for shape in [(37, 12), (24, 12), (24,), (12, 24), (12,)]]
     x, *weights = tensors
 
     def gradients(form: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        out = form(form(x, *weights, inner=inner), *weights, inner=inner)
+        out = form(form(x, *weights, activation=inner), *weights, activation=inner)
         with torch.autocast("cpu", enabled=not again):  # a backward pass that may not be fast
             return torch.autograd.grad(out.square().mean(), tensors, create_graph=again)
 
@@ -87,10 +90,10 @@ def test_one_layer_behind_itself(inner: Inner, again: bool) -> None:
 
 
 @pytest.mark.parametrize("inner", INNERS)
-def test_many_gradients_at_once(inner: Inner) -> None:
+def test_many_gradients_at_once(inner: ActivationName) -> None:
     tensors, many = layers(), torch.randn(5, 37, 16)
     ours, theirs = (
-        torch.autograd.grad(form(*tensors, inner=inner), tensors, many, is_grads_batched=True)
+        torch.autograd.grad(form(*tensors, activation=inner), tensors, many, is_grads_batched=True)
         for form in (mlp, mlp_reference)
     )
     for gradient, expected in zip(ours, theirs, strict=True):
@@ -98,10 +101,10 @@ def test_many_gradients_at_once(inner: Inner) -> None:
 
 
 @pytest.mark.parametrize("inner", INNERS)
-def test_what_is_not_a_number_stays_so(inner: Inner) -> None:
+def test_what_is_not_a_number_stays_so(inner: ActivationName) -> None:
     tensors = layers()
     with torch.no_grad():
         tensors[0][3, 5] = torch.nan
-    out = mlp(*tensors, inner=inner)
+    out = mlp(*tensors, inner)
     assert out[3].isnan().all()
     assert out[:3].isfinite().all()

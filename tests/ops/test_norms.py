@@ -30,5 +30,5 @@ def test_global_norm_in_inference(channels: int) -> None:
 def test_global_norm_without_a_weight() -> None:
     x = torch.randn(2, 9, 16)
     with torch.inference_mode():
-        found = global_norm(x, None, None, 1e-6)  # type: ignore[arg-type]
+        found = global_norm(x, None, None, 1e-6)
     torch.testing.assert_close(found, global_norm_reference(x, torch.ones(16), None, 1e-6), rtol=1e-4, atol=1e-4)

@@ -8,17 +8,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mixlab.core.grid import Grid
+from mixlab.engine.kernels import kernels
 from mixlab.ops.attention import attention, attention_reference
-from mixlab.ops.blockdiagonal import heads_of, trained_heads
+from mixlab.ops.blockdiagonal import block_heads, heads_reference
 from mixlab.ops.convattention import (
+    conv_attention,
     conv_attention_reference,
+    conv_position,
     conv_position_reference,
-    trained_attention,
-    trained_position,
 )
 from mixlab.ops.exchange import exchange, exchange_reference
 from mixlab.ops.pool import pool, pool_reference
-from tests.engine.kernels.test_kernels import needs_kernels
 
 RANDOM = torch.Generator().manual_seed(0)
 GRID, GRIDS = Grid(3, 4), (Grid(3, 4), Grid(6, 2))
@@ -27,15 +27,15 @@ Function = Callable[[Tensor], Tensor]
 PAIRS: dict[str, tuple[tuple[int, ...], Function, Function]] = {
     "attention": ((2, 12, 36), lambda x: attention(x, 3), lambda x: attention_reference(x, 3)),
     "pool": ((2, 12, 36), lambda x: pool(x, GRID, 3), lambda x: pool_reference(x, GRID, 3)),
-    "heads": ((2, 12, 32), lambda x: trained_heads(x, BLOCKS, None, 2), lambda x: heads_of(x, BLOCKS, None, 2)),
+    "heads": ((2, 12, 32), lambda x: block_heads(x, BLOCKS, None, 2), lambda x: heads_reference(x, BLOCKS, None, 2)),
     "position": (
         (2, 12, 12),
-        lambda x: trained_position(x, WEIGHT, None, GRID),
+        lambda x: conv_position(x, WEIGHT, None, GRID),
         lambda x: conv_position_reference(x, WEIGHT, None, GRID),
     ),
     "convattention": (
         (2, 12, 36),
-        lambda x: trained_attention(x, [WEIGHT], [None], 3, GRID, scaled=True),
+        lambda x: conv_attention(x, [WEIGHT], [None], 3, GRID, scaled=True),
         lambda x: conv_attention_reference(x, [WEIGHT], [None], 3, GRID, scaled=True),
     ),
     "exchange": (
@@ -44,7 +44,7 @@ PAIRS: dict[str, tuple[tuple[int, ...], Function, Function]] = {
         lambda x: exchange_reference([x, OTHER], GRIDS)[1],
     ),
 }
-pytestmark = needs_kernels
+pytestmark = pytest.mark.skipif(kernels() is None, reason="there are no kernels here")
 
 
 class Watch(TorchDispatchMode):
@@ -89,7 +89,7 @@ def test_inputs_and_gradients_that_are_expanded(name: str) -> None:
 
 def test_a_single_token_with_odd_strides() -> None:
     qkv = torch.randn(4, 36, 1).transpose(1, 2).requires_grad_()
-    found = trained_attention(qkv, [], [], 3, Grid(1, 1), scaled=True)
+    found = conv_attention(qkv, [], [], 3, Grid(1, 1), scaled=True)
     expected = conv_attention_reference(qkv, [], [], 3, Grid(1, 1), scaled=True)
     torch.testing.assert_close(found, expected)
     gradient = torch.randn_like(expected)

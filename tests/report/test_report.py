@@ -14,7 +14,7 @@ from mixlab.core.errors import ConfigError, MixlabError
 from mixlab.report import Point
 from mixlab.report.report import collect
 from mixlab.report.report_page import render_report
-from mixlab.report.scatter import AXES, Group, Mark, frontier, groups
+from mixlab.report.scatter import AXES, Group, ScatterMark, frontier, groups
 from tests.report.invented import model
 from tests.report.invented_inputs import CORRUPTIONS, compared, everything, robustness, trained, unknown
 from tests.report.test_page import Page
@@ -182,7 +182,9 @@ def test_a_run_that_did_not_write_down_its_images_has_no_compute(tmp_path: Path)
 
 def test_more_images_per_second_are_better() -> None:
     rows = (("fast", 90, 100), ("slow", 95, 10), ("beaten", 80, 50), ("twin", 95, 10))
-    marks = [Mark(name, "", score, "", None, {"images_per_second": cost, "macs": cost}) for name, score, cost in rows]
+    marks = [
+        ScatterMark(name, "", score, "", None, {"images_per_second": cost, "macs": cost}) for name, score, cost in rows
+    ]
     axes = {axis.name: axis for axis in AXES}
     assert frontier(marks, axes["images_per_second"]) == [0, 1, 3]
     assert frontier(marks, axes["macs"]) == [1, 3]
@@ -201,7 +203,7 @@ def test_different_machines_are_spoken_of(tmp_path: Path) -> None:
 
 
 def test_marks_are_data_that_a_script_can_read() -> None:
-    group = Group("d", "top-1 %", [Mark(HOSTILE, "x", 90.0, "90%", None, {"macs": 1.0})])
+    group = Group("d", "top-1 %", [ScatterMark(HOSTILE, "x", 90.0, "90%", None, {"macs": 1.0})])
     assert json.loads(json.dumps(group.plain()))["marks"][0]["name"] == HOSTILE
 
 

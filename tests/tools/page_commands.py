@@ -71,7 +71,7 @@ RUNNERS: Mapping[str, Runner] = {
     "models": Runner.of("chart measured"),
     "report": Runner.of("out"),
     "bench": Runner.of(
-        "sizes batches dtypes device model-set training optimiser compile out",
+        "sizes batches dtypes device model-set training optimizer compile out",
         *(*BENCH, "--sizes", "64", "--batches", "2", "--dtypes", "float32", "--skip", "memory", "compile_time"),
     ),
     "bench mixers": Runner.of("mixers lengths device out", *BENCH, "--lengths", "16", "64", "256"),

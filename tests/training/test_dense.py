@@ -93,7 +93,7 @@ def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
 def test_weights_of_a_classifier_start_a_segmenter(tmp_path: Path) -> None:
     classifier = mixlab.create_model("convformer_pico", num_classes=4)
     mixlab.save_weights(classifier, tmp_path / "classifier.safetensors")
-    words = {"recipe": "segmentation_small", "changes": SHORT | {"optimiser.lr": 1e-9}, **QUICK}
+    words = {"recipe": "segmentation_small", "changes": SHORT | {"optimizer.lr": 1e-9}, **QUICK}
     words["weights"] = str(tmp_path / "classifier.safetensors")
     result = train("convformer_pico", "digit-scenes", out=tmp_path / "run", **words)
     ours, theirs = (model.get_parameter("stem.conv.weight") for model in (result.model.backbone, classifier))

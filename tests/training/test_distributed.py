@@ -29,9 +29,9 @@ def batch(part: slice) -> torch.Tensor:
 
 
 def step(model: torch.nn.Module, image: torch.Tensor) -> None:
-    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model(image).square().mean().backward()
-    optimiser.step()
+    optimizer.step()
 
 
 def work(rank: int, name: str, folder: str) -> None:

@@ -7,23 +7,23 @@ import mixlab
 from mixlab.core.errors import ConfigError
 from mixlab.training.optimizer import (
     LearningRate,
-    build_optimiser,
+    build_optimizer,
     freeze,
     learning_rate,
     parameter_groups,
     total_updates,
 )
-from mixlab.training.recipe import Optimiser, Recipe, Schedule, list_recipes, load_recipe
+from mixlab.training.recipe import Optimizer, Recipe, Schedule, list_recipes, load_recipe
 
 
 def recipe(**changes: object) -> Recipe:
-    values = {"name": "r", "optimiser": Optimiser(lr=1.0), "schedule": Schedule(epochs=10), "batch_size": 8, **changes}
+    values = {"name": "r", "optimizer": Optimizer(lr=1.0), "schedule": Schedule(epochs=10), "batch_size": 8, **changes}
     return Recipe(**values)  # type: ignore[arg-type]
 
 
 def test_every_trained_parameter_is_in_one_group_and_vectors_do_not_decay() -> None:
     model = mixlab.create_model("caformer_pico")
-    groups = parameter_groups(model, Optimiser(lr=1.0, weight_decay=0.3))
+    groups = parameter_groups(model, Optimizer(lr=1.0, weight_decay=0.3))
     listed = [id(p) for group in groups for p in group["params"]]
     assert sorted(listed) == sorted(id(p) for p in model.parameters() if p.requires_grad)
     named = dict(model.named_parameters())
@@ -34,7 +34,7 @@ def test_every_trained_parameter_is_in_one_group_and_vectors_do_not_decay() -> N
 
 def test_layer_decay_follows_the_models_own_layers_and_pairs_count_once() -> None:
     model = mixlab.create_model("vil_pico", num_classes=3)
-    groups = parameter_groups(model, Optimiser(lr=1.0, layer_decay=0.5))
+    groups = parameter_groups(model, Optimizer(lr=1.0, layer_decay=0.5))
     scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     blocks = len(model.stages[0].blocks)
     assert scale[id(model.get_parameter("head.classifier.weight"))] == 1
@@ -50,19 +50,19 @@ def test_weight_decay_touches_filters_if_the_released_training_did(name: str) ->
     model = mixlab.create_model(name, num_classes=2)
     named = {id(p): name for name, p in model.named_parameters()}
 
-    def decayed(settings: Optimiser) -> set[str]:
+    def decayed(settings: Optimizer) -> set[str]:
         groups = parameter_groups(model, settings)
         return {named[id(p)] for group in groups if group["weight_decay"] for p in group["params"]}
 
-    released = load_recipe("hyenapixel_imagenet", model=name).optimiser
-    more = decayed(released) - decayed(Optimiser(lr=1.0, weight_decay=0.05))
+    released = load_recipe("hyenapixel_imagenet", model=name).optimizer
+    more = decayed(released) - decayed(Optimizer(lr=1.0, weight_decay=0.05))
     parts = {"positions", "decay", "shift"} if name.startswith("hpx") else {"positions"}
     assert {path.rpartition("filter.")[2].split(".")[0] for path in more} == parts | {"frequencies"}
     assert not {path for path in decayed(released) if path.endswith((".bias", "norm.weight"))}
 
 
 def test_only_the_recipes_of_hyenapixel_decay_filters() -> None:
-    told = {name: load_recipe(name).optimiser.decay_filters for name in list_recipes()}
+    told = {name: load_recipe(name).optimizer.decay_filters for name in list_recipes()}
     assert {name for name, decays in told.items() if decays} == {
         *("hyenapixel_imagenet", "hyenapixel_ablation", "hyenapixel_finetune_384", "hyenapixel_finetune_512"),
         *("hyenapixel_coco_released", "hyenapixel_ade20k_released"),
@@ -70,15 +70,15 @@ def test_only_the_recipes_of_hyenapixel_decay_filters() -> None:
 
 
 def test_the_rate_scales_with_the_batch_by_the_papers_divisor() -> None:
-    assert learning_rate(recipe(optimiser=Optimiser(lr=5e-4, lr_divisor=512), batch_size=2048)) == pytest.approx(2e-3)
-    assert learning_rate(recipe(optimiser=Optimiser(lr=5e-4), batch_size=2048)) == 5e-4
+    assert learning_rate(recipe(optimizer=Optimizer(lr=5e-4, lr_divisor=512), batch_size=2048)) == pytest.approx(2e-3)
+    assert learning_rate(recipe(optimizer=Optimizer(lr=5e-4), batch_size=2048)) == 5e-4
 
 
 def rates(schedule: Schedule, per_epoch: int) -> list[float]:
     model = mixlab.create_model("caformer_pico", num_classes=2)
-    chosen = recipe(optimiser=Optimiser(lr=1.0, layer_decay=0.5), schedule=schedule)
-    optimiser = build_optimiser(model, chosen)
-    plan = LearningRate(optimiser, chosen, per_epoch)
+    chosen = recipe(optimizer=Optimizer(lr=1.0, layer_decay=0.5), schedule=schedule)
+    optimizer = build_optimizer(model, chosen)
+    plan = LearningRate(optimizer, chosen, per_epoch)
     return [plan.set(update) for update in range(total_updates(schedule, per_epoch))]
 
 
@@ -99,12 +99,12 @@ def test_a_constant_rate_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
-def test_every_optimiser_steps(name: str) -> None:
+def test_every_optimizer_steps(name: str) -> None:
     model = mixlab.create_model("caformer_pico", num_classes=2)
-    optimiser = build_optimiser(model, recipe(optimiser=Optimiser(name=name, lr=0.1)))  # type: ignore[arg-type]
+    optimizer = build_optimizer(model, recipe(optimizer=Optimizer(name=name, lr=0.1)))  # type: ignore[arg-type]
     before = model.get_parameter("head.classifier.weight").clone()
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
-    optimiser.step()
+    optimizer.step()
     assert not torch.equal(model.get_parameter("head.classifier.weight"), before)
 
 
@@ -115,7 +115,7 @@ def test_a_probe_trains_the_head_alone() -> None:
     with pytest.raises(ConfigError, match="needs a head"):
         freeze(mixlab.create_model("caformer_pico", num_classes=0), recipe(train_only="head"))
     with pytest.raises(ConfigError, match="Nothing to train"):
-        parameter_groups(model.requires_grad_(False), Optimiser(lr=1.0))
+        parameter_groups(model.requires_grad_(False), Optimizer(lr=1.0))
 
 
 def test_a_warm_up_may_lie_over_the_beginning_of_the_decay() -> None:
@@ -161,7 +161,7 @@ def test_steps_come_at_the_milestones_in_the_unit_of_the_length() -> None:
 
 def test_the_backbone_may_learn_more_slowly_than_what_is_built_on_it() -> None:
     model = mixlab.create_segmenter("convformer_pico", num_classes=3, width=16, auxiliary_width=16)
-    groups = parameter_groups(model, Optimiser(lr=1.0, backbone_scale=0.1))
+    groups = parameter_groups(model, Optimizer(lr=1.0, backbone_scale=0.1))
     scale = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -239,7 +239,7 @@ READ: dict[str, Callable[[Recipe], Any]] = {
     "3-augment": lambda r: r.augmentation.three_augment or None,
     "auxiliary dimension": lambda r: r.segmentation and r.segmentation.auxiliary_width,
     "auxiliary weight": lambda r: r.segmentation and r.segmentation.auxiliary_weight,
-    "base learning rate": lambda r: r.optimiser.lr,
+    "base learning rate": lambda r: r.optimizer.lr,
     "batch size": lambda r: r.batch_size,
     "centercrop of a resize": lambda r: r.eval_crop,
     "colorjitter": lambda r: r.augmentation.jitter,
@@ -254,25 +254,25 @@ READ: dict[str, Callable[[Recipe], Any]] = {
     "epochs": lambda r: r.schedule.epochs,
     "epochs in all": lambda r: (r.schedule.epochs or 0) + r.schedule.cooldown_epochs,
     "erasing prob": lambda r: r.augmentation.erasing or None,
-    "gradient clip": lambda r: r.optimiser.clip_norm,
-    "gradient norm clip": lambda r: r.optimiser.clip_norm,
+    "gradient clip": lambda r: r.optimizer.clip_norm,
+    "gradient norm clip": lambda r: r.optimizer.clip_norm,
     "interpolation": lambda r: r.augmentation.interpolation,
     "label smoothing": lambda r: r.augmentation.label_smoothing or None,
     "layer-wise decay (depth)": lambda r: r.drop_path_schedule == "ramp" or None,
-    "layer-wise lr decay": lambda r: r.optimiser.layer_decay,
-    "learning rate": lambda r: r.optimiser.lr,
+    "layer-wise lr decay": lambda r: r.optimizer.layer_decay,
+    "learning rate": lambda r: r.optimizer.lr,
     "learning rate decay": lambda r: None if r.schedule.name == "constant" else r.schedule.name,
     "learning rate schedule": lambda r: f"{r.schedule.name} decay",
     "learning rates": lambda r: r.sweep and r.sweep.lr,
-    "linear lr scaling divisor": lambda r: r.optimiser.lr_divisor,
+    "linear lr scaling divisor": lambda r: r.optimizer.lr_divisor,
     "lower learning rate bound": lambda r: r.schedule.min_lr,
     "mixup": lambda r: r.augmentation.mixup or None,
     "mixup alpha": lambda r: r.augmentation.mixup or None,
     "mlp head dropout rate": lambda r: r.head_dropout,
-    "momentum": lambda r: r.optimiser.betas,
-    "optimizer": lambda r: r.optimiser.name,
-    "optimizer epsilon": lambda r: r.optimiser.eps,
-    "optimizer momentum": lambda r: r.optimiser.betas,
+    "momentum": lambda r: r.optimizer.betas,
+    "optimizer": lambda r: r.optimizer.name,
+    "optimizer epsilon": lambda r: r.optimizer.eps,
+    "optimizer momentum": lambda r: r.optimizer.betas,
     "peak rate": lambda r: r.drop_path,
     "peak stochastic depth rate": lambda r: r.drop_path,
     "precision": lambda r: {"bf16": "mixed bfloat16", "float16": "mixed float16"}[r.precision],
@@ -292,7 +292,7 @@ READ: dict[str, Callable[[Recipe], Any]] = {
     "warmup epochs": lambda r: r.schedule.warmup_epochs or None,
     "warmup learning rate": lambda r: r.schedule.warmup_lr if r.schedule.warmup_epochs else None,
     "warmup updates": lambda r: r.schedule.warmup_updates,
-    "weight decay": lambda r: r.optimiser.weight_decay,
+    "weight decay": lambda r: r.optimizer.weight_decay,
     "whole image": lambda r: r.augmentation.crop,
 }
 WORDS = {"None": None, "yes": True, "9/0.5": "rand-m9-mstd0.5-inc1"}
@@ -387,15 +387,15 @@ STATED = [
     ("metaformer_ade20k", "convformer_s18", "batch_size", 16),
     ("metaformer_ade20k", "convformer_s18", "schedule.updates", 160_000),
     ("metaformer_ade20k", "convformer_s18", "image_size", 512),
-    ("metaformer_ade20k", "convformer_s18", "optimiser.name", "adamw"),
+    ("metaformer_ade20k", "convformer_s18", "optimizer.name", "adamw"),
     ("metaformer_coco", "convformer_s18", "schedule.epochs", 36),
-    ("metaformer_coco", "convformer_s18", "optimiser.name", "adamw"),
+    ("metaformer_coco", "convformer_s18", "optimizer.name", "adamw"),
     ("hyenapixel_ade20k", "hpx_former_s18", "batch_size", 16),
     ("hyenapixel_ade20k", "hpx_former_s18", "schedule.updates", 160_000),
-    ("hyenapixel_ade20k", "hpx_former_s18", "optimiser.lr", 1e-4),
+    ("hyenapixel_ade20k", "hpx_former_s18", "optimizer.lr", 1e-4),
     ("hyenapixel_ade20k", "hpx_former_s18", "drop_path", 0.4),
     ("hyenapixel_coco", "hpx_former_s18", "batch_size", 16),
-    ("hyenapixel_coco", "hpx_former_s18", "optimiser.lr", 2e-5),
+    ("hyenapixel_coco", "hpx_former_s18", "optimizer.lr", 2e-5),
     ("hyenapixel_coco", "hpx_former_s18", "drop_path", 0.4),
     ("hyenapixel_coco", "hpx_former_s18", "schedule.epochs", 36),
     ("hyenapixel_coco", "hpx_former_s18", "schedule.milestones", (27, 33)),
@@ -404,24 +404,24 @@ STATED = [
     ("hyenapixel_coco", "hpx_former_s18", "detector.longer", 1333),
     ("hyenapixel_coco", "hpx_former_s18", "detector.kind", "cascade_mask_rcnn"),
     ("hyenapixel_coco", "hpx_former_s18", "detector.norms", True),
-    ("hyenapixel_coco_released", "hpx_former_s18", "optimiser.lr", 2e-4),
-    ("hyenapixel_coco_released", "hpx_former_s18", "optimiser.layer_decay", 0.7),
+    ("hyenapixel_coco_released", "hpx_former_s18", "optimizer.lr", 2e-4),
+    ("hyenapixel_coco_released", "hpx_former_s18", "optimizer.layer_decay", 0.7),
     ("hyenapixel_coco_released", "hpx_former_s18", "schedule.warmup_updates", 1000),
     ("hyenapixel_coco_released", "hpx_former_s18", "schedule.factor", 0.1),
     ("hyenapixel_coco_released", "hpx_former_s18", "detection.crop", 0.5),
-    ("hyenapixel_ade20k_released", "hpx_former_s18", "optimiser.lr", 1e-4),
-    ("hyenapixel_ade20k_released", "hpx_former_s18", "optimiser.weight_decay", 0.05),
-    ("hyenapixel_ade20k_released", "hpx_former_s18", "optimiser.layer_decay", 0.7),
-    ("coat_coco_1x", "coat_mini", "optimiser.name", "sgd"),
-    ("coat_coco_1x", "coat_mini", "optimiser.lr", 0.02),
+    ("hyenapixel_ade20k_released", "hpx_former_s18", "optimizer.lr", 1e-4),
+    ("hyenapixel_ade20k_released", "hpx_former_s18", "optimizer.weight_decay", 0.05),
+    ("hyenapixel_ade20k_released", "hpx_former_s18", "optimizer.layer_decay", 0.7),
+    ("coat_coco_1x", "coat_mini", "optimizer.name", "sgd"),
+    ("coat_coco_1x", "coat_mini", "optimizer.lr", 0.02),
     ("coat_coco_1x", "coat_mini", "schedule.updates", 90_000),
     ("coat_coco_3x", "coat_mini", "schedule.updates", 270_000),
     ("coat_coco_3x", "coat_mini", "detector.kind", "mask_rcnn"),
     ("coat_deformable_detr", "coat_lite_small", "schedule.epochs", 50),
     ("coat_deformable_detr", "coat_lite_small", "schedule.milestones", (40,)),
     ("coat_deformable_detr", "coat_lite_small", "schedule.factor", 0.1),
-    ("coat_deformable_detr", "coat_lite_small", "optimiser.lr", 2e-4),
-    ("coat_deformable_detr", "coat_lite_small", "optimiser.betas", (0.9, 0.999)),
+    ("coat_deformable_detr", "coat_lite_small", "optimizer.lr", 2e-4),
+    ("coat_deformable_detr", "coat_lite_small", "optimizer.betas", (0.9, 0.999)),
 ]
 
 
@@ -439,7 +439,7 @@ def test_values_are_those_of_the_papers_table(name: str, table: str, index: int,
         expected = value(printed, size, len(models))
         given = READ[label](recipe)
         if table == SEQUENCER_6 and label == "base learning rate":  # printed after scaling (section 4.1)
-            given *= recipe.batch_size / (recipe.optimiser.lr_divisor or recipe.batch_size)
+            given *= recipe.batch_size / (recipe.optimizer.lr_divisor or recipe.batch_size)
         given = list(given) if isinstance(given, tuple) else given
         assert given == (pytest.approx(expected) if isinstance(expected, (float, list)) else expected), label
 
@@ -549,9 +549,9 @@ def test_the_digits_are_never_mirrored_and_the_probe_trains_the_head_alone() -> 
 
 
 def test_changes_come_after_the_models_own_entries() -> None:
-    recipe = load_recipe("caformer_imagenet", model="caformer_b36", changes={"drop_path": 0.1, "optimiser.lr": 1})
-    assert (recipe.drop_path, recipe.optimiser.lr, recipe.head_dropout) == (0.1, 1.0, 0.5)
-    assert recipe.optimiser.name == "lamb"
+    recipe = load_recipe("caformer_imagenet", model="caformer_b36", changes={"drop_path": 0.1, "optimizer.lr": 1})
+    assert (recipe.drop_path, recipe.optimizer.lr, recipe.head_dropout) == (0.1, 1.0, 0.5)
+    assert recipe.optimizer.name == "lamb"
 
 
 def test_changes_may_be_nested_and_leave_the_published_recipe_alone() -> None:
@@ -565,7 +565,7 @@ def test_changes_may_be_nested_and_leave_the_published_recipe_alone() -> None:
 
 
 def test_none_takes_an_optional_value_away() -> None:
-    assert load_recipe("digits", changes={"optimiser.clip_norm": "none"}).optimiser.clip_norm is None
+    assert load_recipe("digits", changes={"optimizer.clip_norm": "none"}).optimizer.clip_norm is None
 
 
 def test_updates_replace_epochs_and_the_other_way_round() -> None:
@@ -578,26 +578,26 @@ def test_updates_replace_epochs_and_the_other_way_round() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimiser.lrr": 1e-3}, "'lr'"),
-        ({"optimizer.lr": 1e-3}, "'optimiser'"),
+        ({"optimizer.lrr": 1e-3}, "'lr'"),
+        ({"optimzer.lr": 1e-3}, "'optimizer'"),
         ({"batchsize": 3}, "'batch_size'"),
         ({"augmentation.cut_mix": 1.0}, "'cutmix'"),
         ({"schedule.warmup.epochs": 1}, "'schedule'"),
         ({"": 1}, "Unknown key ''"),
-        ({"optimiser": "adamw", "optimiser.lr": 1e-3}, "must be a table"),
-        ({"optimiser.name": "adam"}, "'adamw'"),
-        ({"optimiser.lr": "fast"}, "a number"),
-        ({"optimiser.lr": 0}, "above 0"),
-        ({"optimiser.lr": math.nan}, "above 0"),
-        ({"optimiser.lr": math.inf}, "above 0"),
-        ({"optimiser.lr": "none"}, "a number"),
-        ({"optimiser.lr_divisor": 0}, "lr_divisor"),
-        ({"optimiser.weight_decay": -0.1}, "weight_decay"),
-        ({"optimiser.betas": [0.9]}, "two betas"),
-        ({"optimiser.betas": [0.9, 1.0]}, "two betas"),
-        ({"optimiser.eps": 0}, "eps"),
-        ({"optimiser.clip_norm": 0}, "clip_norm"),
-        ({"optimiser.layer_decay": 1.5}, "layer_decay"),
+        ({"optimizer": "adamw", "optimizer.lr": 1e-3}, "must be a table"),
+        ({"optimizer.name": "adam"}, "'adamw'"),
+        ({"optimizer.lr": "fast"}, "a number"),
+        ({"optimizer.lr": 0}, "above 0"),
+        ({"optimizer.lr": math.nan}, "above 0"),
+        ({"optimizer.lr": math.inf}, "above 0"),
+        ({"optimizer.lr": "none"}, "a number"),
+        ({"optimizer.lr_divisor": 0}, "lr_divisor"),
+        ({"optimizer.weight_decay": -0.1}, "weight_decay"),
+        ({"optimizer.betas": [0.9]}, "two betas"),
+        ({"optimizer.betas": [0.9, 1.0]}, "two betas"),
+        ({"optimizer.eps": 0}, "eps"),
+        ({"optimizer.clip_norm": 0}, "clip_norm"),
+        ({"optimizer.layer_decay": 1.5}, "layer_decay"),
         ({"schedule.epochs": 0}, "1 or more epochs"),
         ({"schedule.epochs": 1}, "warmup_epochs within the 1 epochs"),
         ({"schedule.epochs": 5, "schedule.updates": 5}, "either epochs or updates"),
@@ -624,9 +624,9 @@ def test_updates_replace_epochs_and_the_other_way_round() -> None:
         ({"eval_crop": 0}, "eval_crop"),
         ({"eval_crop_mode": "fold"}, "'center', 'squash'; got 'fold'"),
         ({"eval_image_size": 0}, "eval_image_size of 1 px or more"),
-        ({"optimiser.decay_filters": "maybe"}, "true or false; got 'maybe'"),
-        ({"optimiser.layer_groups": "swin"}, "'blocks', 'convnext'; got 'swin'"),
-        ({"optimiser.rate_factors": [["*.offsets.*"]]}, "rate_factors such as"),
+        ({"optimizer.decay_filters": "maybe"}, "true or false; got 'maybe'"),
+        ({"optimizer.layer_groups": "swin"}, "'blocks', 'convnext'; got 'swin'"),
+        ({"optimizer.rate_factors": [["*.offsets.*"]]}, "rate_factors such as"),
         ({"schedule.warmup_prefix": "maybe"}, "true or false; got 'maybe'"),
         ({"drop_path": 1}, "drop_path"),
         ({"head_dropout": -0.1}, "head_dropout"),
@@ -647,14 +647,14 @@ def test_an_unknown_recipe_lists_near_misses() -> None:
 OWN = """
 source = "me"
 batch_size = 8
-[optimiser]
+[optimizer]
 lr = 0.1
 [schedule]
 epochs = 2
-[models."caformer_*".optimiser]
+[models."caformer_*".optimizer]
 lr = 0.2
 [models.caformer_b36]
-optimiser.lr = 0.3
+optimizer.lr = 0.3
 """
 
 
@@ -666,17 +666,17 @@ def write(folder: Path, text: str) -> Path:
 
 def test_a_users_file_works_and_later_patterns_win(tmp_path: Path) -> None:
     path = write(tmp_path, OWN)
-    rates = [load_recipe(path, model=model).optimiser.lr for model in ("vil_pico", "caformer_s18", "caformer_b36")]
+    rates = [load_recipe(path, model=model).optimizer.lr for model in ("vil_pico", "caformer_s18", "caformer_b36")]
     assert rates == [0.1, 0.2, 0.3]
     assert load_recipe(str(path)).name == "own"
     assert load_recipe(path).schedule == Schedule(epochs=2)
 
 
 def test_a_users_file_on_a_published_base_wins_over_what_the_base_says_for_a_model(tmp_path: Path) -> None:
-    path = write(tmp_path, 'base = "caformer_imagenet"\ndrop_path = 0.05\noptimiser.lr = 1e-3\n')
+    path = write(tmp_path, 'base = "caformer_imagenet"\ndrop_path = 0.05\noptimizer.lr = 1e-3\n')
     ours, theirs = load_recipe(path, model="caformer_b36"), load_recipe("caformer_imagenet", model="caformer_b36")
-    assert (ours.drop_path, ours.optimiser.lr) == (0.05, 1e-3)
-    assert (ours.head_dropout, ours.optimiser.name, ours.schedule) == (0.5, "lamb", theirs.schedule)
+    assert (ours.drop_path, ours.optimizer.lr) == (0.05, 1e-3)
+    assert (ours.head_dropout, ours.optimizer.name, ours.schedule) == (0.5, "lamb", theirs.schedule)
 
 
 def test_a_resolved_recipe_is_the_same_from_its_own_file(tmp_path: Path) -> None:
@@ -694,16 +694,16 @@ def test_a_resolved_recipe_is_the_same_from_its_own_file(tmp_path: Path) -> None
     ("text", "message"),
     [
         ("batch_size = ", "is not a TOML file"),
-        ("", "needs optimiser, schedule, batch_size"),
+        ("", "needs optimizer, schedule, batch_size"),
         (OWN.replace("lr = 0.1", "eps = 1e-8"), "needs lr"),
         (OWN.replace("batch_size", "batch_sise"), "'batch_size'"),
         (OWN.replace("[schedule]", "[schedul]"), "'schedule'"),
-        (OWN.replace("optimiser.lr = 0.3", "optimiser.lt = 0.3"), "'caformer_b36'"),
+        (OWN.replace("optimizer.lr = 0.3", "optimizer.lt = 0.3"), "'caformer_b36'"),
         ('base = "caformer_imagnet"', "'caformer_imagenet'"),
         ("base = 3", "Unknown base 3"),
         ("models = 3", "must be tables"),
         ("models.vil_pico = 3", "must be tables"),
-        ("optimiser = 3\nbatch_size = 3\nschedule.epochs = 3", "must be Optimiser"),
+        ("optimizer = 3\nbatch_size = 3\nschedule.epochs = 3", "must be Optimizer"),
     ],
 )
 def test_a_broken_file_is_an_error_for_every_model(tmp_path: Path, text: str, message: str) -> None:

@@ -28,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 
 
 def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
-    result = tiny(tmp_path / "run", changes={"schedule.epochs": 6, "optimiser.lr": 1e-2}, tensorboard=True)
+    result = tiny(tmp_path / "run", changes={"schedule.epochs": 6, "optimizer.lr": 1e-2}, tensorboard=True)
     assert result.test is not None
     assert result.test["top1"] > 60
     assert result.test["images"] == 359
@@ -171,7 +171,7 @@ def test_training_starts_from_weights_with_frozen_layers(tmp_path: Path) -> None
 
 
 def test_evaluation_and_prediction_use_the_file_alone(tmp_path: Path) -> None:
-    result = tiny(tmp_path / "run", changes={"schedule.epochs": 4, "optimiser.lr": 1e-2})
+    result = tiny(tmp_path / "run", changes={"schedule.epochs": 4, "optimizer.lr": 1e-2})
     file = tmp_path / "run" / "final.safetensors"
     found = mixlab.evaluate(file, "digits", split="test", workers=0)
     assert result.test is not None
@@ -225,7 +225,7 @@ def test_bad_requests_stop_before_training(tmp_path: Path) -> None:
     bad(tmp_path, "empty", DataError, data=tmp_path / "empty")
     bad(tmp_path, "Unknown model 'caformer_picco'.*caformer_pico", ConfigError, model="caformer_picco")
     bad(tmp_path, "Unknown recipe 'digit'.*digits", ConfigError, recipe="digit")
-    bad(tmp_path, "Unknown key 'optimiser.learning_rate'", ConfigError, changes={"optimiser.learning_rate": 1})
+    bad(tmp_path, "Unknown key 'optimizer.learning_rate'", ConfigError, changes={"optimizer.learning_rate": 1})
     bad(tmp_path, "batch_size is 5000", DataError, changes={"batch_size": 5000})
     bad(tmp_path, "32 px or more", ConfigError, changes={"image_size": 16})
     bad(tmp_path, "no CUDA device", TrainingError, device="cuda")

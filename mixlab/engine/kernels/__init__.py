@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixlab.core.compat import has_modes, is_batched
 from mixlab.core.guards import is_constant, is_transformed
 from mixlab.engine.kernels.library import (
     VARIABLE,
@@ -61,7 +62,7 @@ def has_wide_vectors() -> bool:
 
 def may_run(*tensors: Tensor | None) -> bool:
     """Whether the kernels are there and these are plain float32 numbers of a CPU that nothing follows."""
-    if is_transformed() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0:
+    if is_transformed() or torch.is_autocast_enabled("cpu") or has_modes():
         return False
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors):
         return False
@@ -75,7 +76,7 @@ def is_plain(x: Tensor) -> bool:
     """Asked in front of every kernel, outside of compiled code: the cheapest question first."""
     if x.dtype is not torch.float32 or not x.is_cpu or x.layout is not torch.strided or x.numel() == 0 or x.is_neg():
         return False
-    return type(x) is torch.nn.Parameter or (type(x) is Tensor and not torch._C._functorch.is_legacy_batchedtensor(x))
+    return type(x) is torch.nn.Parameter or (type(x) is Tensor and not is_batched(x))
 
 
 def pointer(x: Tensor | None) -> int | None:

@@ -18,6 +18,7 @@ from mixlab.engine.kernels.processors import allowed_processors
 VARIABLE = "MIXLAB_NATIVE"  # 0: none; 4, 8 or 16: vectors of so many numbers at most
 MODULE = "mixlab.engine.kernels._kernels"
 WIDEST = 16
+FUNCTIONS = ("steps", "same", "unchanged", "choose", "limit_threads", "use_team", "count_workers")
 AGAIN = "Install Mixlab again to build it anew."
 
 
@@ -44,6 +45,9 @@ class Kernels:
         self.library.mixlab_limit_threads(allowed_processors())
         self.library.mixlab_use_team(team_starter())
         self.lanes = int(self.library.mixlab_choose(most_lanes))
+        unchanged = ctypes.PyDLL(path).mixlab_unchanged  # with the interpreter's lock
+        unchanged.argtypes = [ctypes.py_object] * 4
+        self.unchanged = unchanged
         self.compare, self.steps = self.library.mixlab_same, self.library.mixlab_steps
 
     def describe(self, path: str) -> str:
@@ -57,7 +61,7 @@ class Kernels:
         return room.value.decode()
 
     def check_symbols(self, path: str) -> None:
-        names = (*self.layouts.taken, "steps", "same", "choose", "limit_threads", "use_team", "count_workers")
+        names = (*self.layouts.taken, *FUNCTIONS)
         missing = [name for name in names if not hasattr(self.library, f"mixlab_{name}")]
         if missing:
             raise LibraryError(f"{path} lacks the functions {', '.join(missing)}. {AGAIN}")

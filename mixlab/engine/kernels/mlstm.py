@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import OPERATOR_TAGS, kernels, pointer, structure
+from mixlab.engine.kernels import kernels, pointer, structure
 from mixlab.engine.kernels.norm import Norm
 
 BLOCK = 4  # channels of a block of the query, key and value projections
@@ -59,31 +59,3 @@ def run_mlstm(
     sizes = (images, steps, heads, width, chunk_for(steps, width, chunk), torch.get_num_threads(), 0)
     found.run("mlstm", MlstmAbout(*starts[:3], *[row] * 4, *pointers, starts[3], None, *sizes, eps, norm.eps))
     return out
-
-
-@torch.library.custom_op("mixlab::mlstm", mutates_args=(), device_types="cpu", **OPERATOR_TAGS)
-def compiled_mlstm(
-    source: Tensor,
-    values: Tensor,
-    gate: Tensor,
-    projections: Tensor,
-    biases: Tensor | None,
-    gate_weights: Tensor,
-    gate_biases: Tensor,
-    norm: Tensor,
-    norm_bias: Tensor | None,
-    skip: Tensor,
-    eps: float,
-    norm_eps: float,
-    chunk: int,
-) -> Tensor:
-    """`run_mlstm` as an operator that compilers leave alone. `chunk` 0: the usual one."""
-    plain = [one.contiguous() for one in (projections, gate_weights, gate_biases, norm, skip)]
-    packed = Packed(plain[0], None if biases is None else biases.contiguous(), plain[1], plain[2])
-    about = Norm(plain[3], None if norm_bias is None else norm_bias.contiguous(), norm_eps)
-    return run_mlstm(source, values, gate, packed, about, plain[4], eps=eps, chunk=chunk or None)
-
-
-@compiled_mlstm.register_fake
-def _(source: Tensor, *others: object) -> Tensor:
-    return source.new_empty(source.shape)

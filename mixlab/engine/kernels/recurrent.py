@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixlab.engine.kernels import constant, kernels, may_run, pointer, structure
-from mixlab.ops.linear import is_fast, product
+from mixlab.engine.kernels import constant, kernels, pointer, structure
+from mixlab.engine.product import product
 
 AT_ONCE = 2**20  # numbers of the inputs' share that are computed before the steps use them: 4 MB
 BLOCK = constant("LSTM_UNITS")
@@ -28,12 +28,6 @@ class Run(NamedTuple):
 
 OneLstm = structure("lstm")
 Lstms = structure("lstms")
-
-
-def lstm_may_run(image: Tensor, runs: Sequence[Run]) -> bool:
-    weights = [weight for run in runs for weight in run.weights]
-    contiguous = all(weight.is_contiguous() for weight in weights)
-    return len(runs) <= MOST and may_run(image, *weights) and contiguous and is_fast(image, weights[0], weights[2])
 
 
 @torch.no_grad()

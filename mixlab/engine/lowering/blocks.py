@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixlab.core.grid import Grid
+from mixlab.engine.backends.convattention import WINDOWS, with_itself
 from mixlab.engine.draft import CannotLower, Draft, Tokens
 from mixlab.engine.lowering import layers
 from mixlab.engine.lowering.base import lower
@@ -16,7 +17,6 @@ from mixlab.models.backbone import Backbone, Block, Stage
 from mixlab.models.layers import Branch, Mlp, Residual
 from mixlab.models.mixers.convattention import ConvPosition
 from mixlab.models.position import PositionTable
-from mixlab.ops.convattention import WINDOWS, with_itself
 
 Position = Callable[[Tensor, Grid], Tensor]
 

@@ -1,11 +1,11 @@
 """Factorised attention with convolutional position encodings."""
 
+from mixlab.engine.backends.convattention import WINDOWS
 from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.lowering.base import lowers
 from mixlab.engine.lowering.convolution import depthwise_weights
 from mixlab.engine.steps import Pending, Place, Sum, Weights
 from mixlab.models.mixers.convattention import ConvAttention, ConvRelativePosition
-from mixlab.ops.convattention import WINDOWS
 
 
 @lowers(ConvAttention)

@@ -1,6 +1,7 @@
 """The mLSTM layer: up-projection, gate, convolution, cell, down-projection."""
 
 from mixlab.core.grid import Grid
+from mixlab.engine.backends.recurrent import pack
 from mixlab.engine.draft import Draft, Tokens
 from mixlab.engine.kernels.mlstm import BLOCK, WIDTH
 from mixlab.engine.kernels.norm import Norm
@@ -55,6 +56,8 @@ def cell_of(draft: Draft, mixer: Mlstm, inner: int) -> Cell:
         mixer.query.weight.shape[1] == BLOCK and width % WIDTH == 0, "the kernel is for other heads or blocks"
     )
     norm, bias = mixer.norm, mixer.norm.bias
-    packed = draft.derived(mixer, ("packed",), mixer.sources(), mixer.make_packed)
+    layers = (mixer.query, mixer.key, mixer.value, mixer.input_gate, mixer.forget_gate)
+    sources = [parameter for layer in layers for parameter in layer.parameters()]
+    packed = draft.derived(mixer, ("packed",), sources, lambda: pack(mixer.cell()))
     of_norm = Norm(draft.tensor(norm.weight, inner), None if bias is None else draft.tensor(bias, inner), norm.eps)
     return Cell(packed, of_norm, draft.tensor(mixer.skip, inner), EPS, mixer.chunk, mixer.path.backwards)

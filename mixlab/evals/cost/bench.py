@@ -116,12 +116,12 @@ def cases_of(
 
 
 def executions_of(
-    dtypes: Sequence[str], *, training: bool, compiled: bool, layout: str, optimiser: str
+    dtypes: Sequence[str], *, training: bool, compiled: bool, layout: str, optimizer: str
 ) -> list[Execution]:
     """Inference, and a training step and compiled code beside it where asked for."""
-    steps = [(False, "none"), *([(True, optimiser)] if training else [])]
+    steps = [(False, "none"), *([(True, optimizer)] if training else [])]
     return [
-        Execution(training=trains, dtype=dtype, layout=layout, compiled=compiles, optimiser=optimises)
+        Execution(training=trains, dtype=dtype, layout=layout, compiled=compiles, optimizer=optimises)
         for dtype in dict.fromkeys(dtypes)
         for trains, optimises in steps
         for compiles in ([False, True] if compiled else [False])
@@ -156,7 +156,7 @@ def bench(
     batches: Sequence[int] = (1, 8),
     dtypes: Sequence[str] = ("float32",),
     training: bool = False,
-    optimiser: str = "none",
+    optimizer: str = "none",
     compiled: bool = False,
     layout: str = "contiguous",
     threads: int | None = None,
@@ -178,7 +178,7 @@ def bench(
     need("matplotlib.figure")
     from mixlab.core.processes import choose_device
 
-    executions = executions_of(dtypes, training=training, compiled=compiled, layout=layout, optimiser=optimiser)
+    executions = executions_of(dtypes, training=training, compiled=compiled, layout=layout, optimizer=optimizer)
     cases = cases_of(models, sizes, batches, executions)
     own: dict[str, Any] = {"changes": dict(changes or {}), "against": against, "skip": tuple(skip)}
     conditions = Conditions(device=choose_device(device, 0), plan=plan or Rounds(), **own)

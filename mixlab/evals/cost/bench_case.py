@@ -68,7 +68,7 @@ class BenchRow:
     dtype: str
     layout: str
     compiled: bool
-    optimiser: str
+    optimizer: str
     device: str
     threads: int
     machine: str
@@ -131,7 +131,7 @@ def row_of(case: Case, conditions: Conditions, **found: Any) -> BenchRow:
         mode="training" if how.training else "inference",
         image_size=case.image_size,
         batch=case.batch,
-        **{name: getattr(how, name) for name in ("dtype", "layout", "compiled", "optimiser")},
+        **{name: getattr(how, name) for name in ("dtype", "layout", "compiled", "optimizer")},
         device=str(conditions.device),
         threads=torch.get_num_threads(),
         machine=machine_line(),
@@ -224,7 +224,7 @@ def peak_of(case: Case, conditions: Conditions) -> float | None:
 
 
 def cuda_peak(run: Run, device: torch.device) -> float:
-    run()  # makes the state of an optimiser
+    run()  # makes the state of an optimizer
     torch.cuda.reset_peak_memory_stats(device)
     run()
     return torch.cuda.max_memory_allocated(device) / MEBIBYTE

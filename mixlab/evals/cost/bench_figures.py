@@ -95,7 +95,7 @@ def setting_of(row: Mapping[str, Any]) -> str:
     height, width = row["image_size"]
     words = [row["mode"], f"{height} x {width} px", f"batch {row['batch']}", row["dtype"]]
     words += [] if row["layout"] == "contiguous" else [row["layout"]]
-    words += [f"with {row['optimiser']}"] if row["optimiser"] != "none" else []
+    words += [f"with {row['optimizer']}"] if row["optimizer"] != "none" else []
     return ", ".join([*words, "compiled"] if row["compiled"] else words)
 
 

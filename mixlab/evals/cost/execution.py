@@ -23,31 +23,31 @@ DTYPES = {
 }
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMISERS = ("none", "adamw", "lamb", "sgd")
-RATE = 1e-7  # of optimisers: what is measured must not move the weights anywhere
+RATE = 1e-7  # of optimizers: what is measured must not move the weights anywhere
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
     """In inference, weights and images have the dtype. In training the weights stay float32 and a smaller dtype is
-    autocast's, as `mixlab train` does it; without an optimiser the step is forward and backward.
+    autocast's, as `mixlab train` does it; without an optimizer the step is forward and backward.
     """
 
     training: bool = False
     dtype: str = "float32"
     layout: str = "contiguous"
     compiled: bool = False
-    optimiser: str = "none"
+    optimizer: str = "none"
 
     def __post_init__(self) -> None:
         for kind, given, known in (
             ("dtype", self.dtype, DTYPES),
             ("layout", self.layout, LAYOUTS),
-            ("optimiser", self.optimiser, OPTIMISERS),
+            ("optimizer", self.optimizer, OPTIMISERS),
         ):
             if given not in known:
                 raise ConfigError(f"Unknown {kind} {given!r}. {near_misses(str(given), known)}")
-        if self.optimiser != "none" and not self.training:
-            raise ConfigError(f"The optimiser {self.optimiser!r} belongs to a training step, not to inference.")
+        if self.optimizer != "none" and not self.training:
+            raise ConfigError(f"The optimizer {self.optimizer!r} belongs to a training step, not to inference.")
 
     @property
     def casts(self) -> bool:
@@ -74,12 +74,12 @@ class Execution:
 
     def runner(self, model: nn.Module, images: Tensor) -> Run:
         """One run of a prepared model, which ends when the device is done."""
-        optimiser = build_optimiser(self.optimiser, model)
+        optimizer = build_optimizer(self.optimizer, model)
         device = images.device
 
         def run() -> None:
             with self.autocast(device):
-                step(model, images, training=self.training, optimiser=optimiser)
+                step(model, images, training=self.training, optimizer=optimizer)
             wait_for(device)
 
         return run
@@ -103,7 +103,7 @@ def products_of(dtype: str, device: torch.device) -> contextlib.AbstractContextM
     return tf32_set(dtype == "tf32")
 
 
-def build_optimiser(name: str, model: nn.Module) -> torch.optim.Optimizer | None:
+def build_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer | None:
     if name == "none":
         return None
     from timm.optim import create_optimizer_v2
@@ -127,15 +127,15 @@ def compile_model(model: nn.Module) -> nn.Module:
     return cast(nn.Module, torch.compile(model))
 
 
-def step(model: nn.Module, images: Tensor, *, training: bool, optimiser: torch.optim.Optimizer | None = None) -> None:
+def step(model: nn.Module, images: Tensor, *, training: bool, optimizer: torch.optim.Optimizer | None = None) -> None:
     if not training:
         with torch.inference_mode():
             model(images)
         return
     with torch.inference_mode(False), torch.enable_grad():
         model(images).float().square().mean().backward()
-    if optimiser is not None:
-        optimiser.step()
+    if optimizer is not None:
+        optimizer.step()
     for parameter in model.parameters():
         parameter.grad = None
 

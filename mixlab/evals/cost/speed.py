@@ -73,7 +73,7 @@ def measure_speed(
     training: bool = False,
     in_channels: int | None = None,
 ) -> Speed:
-    """Images per second on random images; for training, of forward and backward without an optimiser.
+    """Images per second on random images; for training, of forward and backward without an optimizer.
 
     `seconds` is what all rounds take together, after a warm-up as long as one round; a round is at least one batch. The
     model is left as it was: modes, gradients, buffers. So is the random state. A model that is not Mixlab's needs
@@ -147,7 +147,7 @@ def peak_memory_mb(
 
     `name` is a model, a weight file that `save_weights` wrote, or another text that `open_subject` takes, such as
     timm:resnet50 (its `overrides` are image_size, num_classes and in_channels). `execution` has the fields of an
-    `Execution` beside `training`: dtype, layout, optimiser, whose state then counts. Measured in a process of its own,
+    `Execution` beside `training`: dtype, layout, optimizer, whose state then counts. Measured in a process of its own,
     where nothing else raises the peak; Python and PyTorch themselves are not counted. The model is built for
     `image_size` unless `overrides` say otherwise.
 

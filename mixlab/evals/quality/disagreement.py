@@ -23,7 +23,7 @@ Watch = Callable[[int, int], None]  # images more, of how many in all
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answers:
+class ModelAnswers:
     """What a model says about the images of a split."""
 
     scores: Tensor  # (N, classes), the model's logits
@@ -31,7 +31,7 @@ class Answers:
     predicted: Tensor  # (N,) classes
 
     @classmethod
-    def of(cls, scores: Tensor, truth: Tensor) -> "Answers":
+    def of(cls, scores: Tensor, truth: Tensor) -> "ModelAnswers":
         """Count as `mixlab eval` does: an answer is wrong if another class has the same score as the right one."""
         true_score = scores.gather(1, truth[:, None])
         right = (~(scores < true_score)).sum(1) == 1
@@ -50,18 +50,18 @@ def errors_apart(first: Tensor, second: Tensor) -> float | None:
     return int((first ^ second).sum()) / either if either else None
 
 
-def same_wrong_class(first: Answers, second: Answers) -> float | None:
+def same_wrong_class(first: ModelAnswers, second: ModelAnswers) -> float | None:
     """The share of the common errors where both name the same class; None if there is no common error."""
     both = ~first.right & ~second.right
     same = both & (first.predicted == second.predicted)
     return int(same.sum()) / int(both.sum()) if both.any() else None
 
 
-def together(group: Sequence[Answers], truth: Tensor, average: Average = "logits") -> tuple[float, float]:
+def together(group: Sequence[ModelAnswers], truth: Tensor, average: Average = "logits") -> tuple[float, float]:
     """Return the top-1 of the models' ensemble, and the share of images that at least one model gets right."""
     mean = average_scores([one.scores for one in group], average)
     one_right = torch.stack([one.right for one in group]).any(0)
-    return share(Answers.of(mean, truth).right), share(one_right)
+    return share(ModelAnswers.of(mean, truth).right), share(one_right)
 
 
 def share(right: Tensor) -> float:
@@ -91,7 +91,7 @@ def disagreement(
     require(len(models) >= 2, f"two models or more; got {len(models)}.")
     source = open_data(data, split)
     subjects = [open_for_classes(model, source.class_names, str(data), seed=seed) for model in models]
-    answers: list[Answers] = []
+    answers: list[ModelAnswers] = []
     truth = torch.empty(0)
     for subject in subjects:
         own = subject.to(choose_device(device, 0))
@@ -127,7 +127,7 @@ def partly(watch: Watch | None, models: int) -> Watch | None:
 @torch.inference_mode()
 def answer(
     subject: Subject, source: AnyData, *, batch: int, workers: int, watch: Watch | None = None
-) -> tuple[Answers, Tensor]:
+) -> tuple[ModelAnswers, Tensor]:
     """What a model says, and the truth, in the order of the images' numbers."""
     weight = next(subject.model.parameters())
     loader = Loader(source, subject.transform(), batch_size=batch, train=False, seed=0, workers=workers)
@@ -143,10 +143,10 @@ def answer(
         raise DataError("None of the images could be read.")
     order = torch.cat(places).argsort()
     labelled = torch.cat(truth)[order]
-    return Answers.of(torch.cat(scored)[order], labelled), labelled
+    return ModelAnswers.of(torch.cat(scored)[order], labelled), labelled
 
 
-def pair_of(answers: Sequence[Answers], pair: tuple[int, int]) -> dict[str, Any]:
+def pair_of(answers: Sequence[ModelAnswers], pair: tuple[int, int]) -> dict[str, Any]:
     first, second = (answers[index] for index in pair)
     return {
         "errors_not_in_common": errors_apart(first.right, second.right),
@@ -160,7 +160,7 @@ def pair_of(answers: Sequence[Answers], pair: tuple[int, int]) -> dict[str, Any]
 
 def table_of(
     names: Sequence[str],
-    answers: Sequence[Answers],
+    answers: Sequence[ModelAnswers],
     truth: Tensor,
     pairs: dict[tuple[int, int], dict[str, Any]],
     average: Average,

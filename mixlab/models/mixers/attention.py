@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError
 from mixlab.core.grid import Grid
-from mixlab.models.layers import through
 from mixlab.models.mixers.base import MIXERS, Mixer, StageParts, heads_for
 from mixlab.ops.attention import (
     attention,
@@ -19,6 +18,7 @@ from mixlab.ops.attention import (
     window_attention,
     window_mask,
 )
+from mixlab.ops.layers import through
 from mixlab.ops.resample import resample_map
 
 

@@ -1,32 +1,17 @@
 """Conv-attention: factorised attention with convolutional position encodings (CoaT, sections 4.1-4.3)."""
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError
 from mixlab.core.grid import Grid
-from mixlab.core.guards import autocast_dtype, may_overwrite
-from mixlab.engine.kernels import may_run
-from mixlab.engine.kernels.factor import fits, run_factor
-from mixlab.models.layers import DepthwiseConv, is_plain, through, weights_of
+from mixlab.models.layers import DepthwiseConv
 from mixlab.models.mixers.base import MIXERS, BlockParts, Mixer, Shared, StageParts
 from mixlab.models.modules import Modules
-from mixlab.ops.convattention import (
-    depthwise_in_one,
-    factorised_attention,
-    may_run_windows,
-    may_train_attention,
-    may_train_position,
-    placed,
-    see,
-    trained_attention,
-    trained_position,
-    with_itself,
-)
+from mixlab.ops.convattention import add_seen, factorised_attention
+from mixlab.ops.layers import positioned, through, through_attention
 
 
 @dataclass(frozen=True)
@@ -66,41 +51,7 @@ class ConvPosition(nn.Module):
         self.conv = DepthwiseConv(dim, kernel, bias=bias)
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        if is_trained() and type(self.conv) is DepthwiseConv and is_plain(self.conv):
-            weight, bias = weights_of(self.conv)
-            if may_train_position(tokens, weight, bias, grid):
-                return trained_position(tokens, weight, bias, grid)
-        if self.runs_natively(tokens, grid):
-            return placed(tokens, *weights_of(self.conv), grid)
-        if may_merge(tokens, self.conv):
-            weight, middle = with_itself(self.conv.weight), self.conv.kernel_size[0] // 2
-            seen = F.conv2d(grid.to_map(tokens), weight, self.conv.bias, padding=middle, groups=len(weight))
-            image = grid.from_map(seen)
-        else:
-            image = grid.image(tokens) + grid.from_map(self.conv(grid.to_map(tokens)))
-        return torch.cat([tokens[:, : grid.prefix], image], 1) if grid.prefix else image
-
-    def runs_natively(self, tokens: Tensor, grid: Grid) -> bool:
-        """Whether a kernel writes the sum where it belongs."""
-        if not may_merge(tokens, self.conv):
-            return False
-        weight, bias = weights_of(self.conv)
-        return may_run_windows(tokens, grid, [weight], [bias], tokens.shape[-1])
-
-
-def is_trained() -> bool:
-    """Whether gradients may be wanted, by autograd alone."""
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
-
-def may_merge(tokens: Tensor, *convs: nn.Module) -> bool:
-    """Whether convolutions may be computed as another one, which then rounds as finely as they do.
-
-    On a GPU it need not: there float32 convolutions may be done with fewer digits.
-    """
-    plain = may_overwrite() and tokens.device.type == "cpu" and autocast_dtype(tokens) is None
-    fine = tokens.dtype in (torch.float32, torch.float64)
-    return plain and fine and all(type(conv) is DepthwiseConv and is_plain(conv) for conv in convs)
+        return positioned(self.conv, tokens, grid)
 
 
 class ConvRelativePosition(nn.Module):
@@ -113,25 +64,10 @@ class ConvRelativePosition(nn.Module):
             DepthwiseConv(width, window, bias=bias) for width, window in zip(widths, windows, strict=True)
         )
 
-    def forward(self, mixed: Tensor, query: Tensor, value: Tensor, grid: Grid) -> Tensor:
-        """Adds itself to what attention has mixed, in place."""
-        grid.image(mixed).addcmul_(grid.image(query), self.near(value, grid))
-        return mixed
-
-    def near(self, value: Tensor, grid: Grid) -> Tensor:
+    def forward(self, value: Tensor, grid: Grid) -> Tensor:
         """What the windows see of the values, (B, H*W, C)."""
-        image, convs = grid.to_map(value), list(self.convs)
-        if may_merge(value, *convs):
-            weights, biases = zip(*map(weights_of, convs), strict=True)
-            if may_run_windows(value, grid, weights, biases, value.shape[2]):
-                seen = value.new_empty(len(value), grid.image_tokens, value.shape[2])
-                see(grid.pixels(value), grid._replace(prefix=0).pixels(seen), weights, biases)
-                return seen
-            near = depthwise_in_one(image, [conv.weight for conv in convs], [conv.bias for conv in convs])
-        else:
-            parts = image.split(self.widths, 1)
-            near = torch.cat([conv(part) for conv, part in zip(convs, parts, strict=True)], 1)
-        return grid.from_map(near)
+        parts = grid.to_map(value).split(self.widths, 1)
+        return grid.from_map(torch.cat([conv(part) for conv, part in zip(self.convs, parts, strict=True)], 1))
 
 
 class ConvAttention(Mixer):
@@ -158,12 +94,10 @@ class ConvAttention(Mixer):
         return self.project
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        qkv = through(self.qkv, tokens)
-        windows = self.windows() if is_trained() and not self.softmax_query else None
-        if windows is not None and may_train_attention(qkv, *windows, self.heads, grid):
-            return through(self.project, trained_attention(qkv, *windows, self.heads, grid, scaled=self.scaled))
-        query, key, value = qkv.chunk(3, -1)
-        return self.attend(query, key, value, grid)
+        qkv = through(self.qkv, tokens)  # (B, N, 3 C)
+        encoding = None if self.relative is None else self.relative.module
+        form = {"scaled": self.scaled, "softmax_query": self.softmax_query}
+        return through(self.project, through_attention(qkv, encoding, self.heads, grid, **form))
 
     def split(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each (B, N, C)."""
@@ -172,39 +106,11 @@ class ConvAttention(Mixer):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, grid: Grid) -> Tensor:
         """Eq. 12; key and value may come from another scale, on this grid."""
-        if self.runs_natively(query, key, value):
-            relative = None if self.relative is None else cast(ConvRelativePosition, self.relative.module)
-            near = None if relative is None else relative.near(value, grid).contiguous()
-            scale = (query.shape[2] // self.heads) ** -0.5 if self.scaled else 1.0
-            mixed = run_factor(query, key, value, self.heads, scale=scale, near=near, prefix=grid.prefix)
-            return through(self.project, mixed)
-        settings = {"scaled": self.scaled, "softmax_query": self.softmax_query}
-        mixed = factorised_attention(query, key, value, self.heads, **settings)
+        form = {"scaled": self.scaled, "softmax_query": self.softmax_query}
+        mixed = factorised_attention(query, key, value, self.heads, **form)
         if self.relative is not None:
-            mixed = self.relative(mixed, query, value, grid)
+            mixed = add_seen(mixed, query, self.relative(value, grid), grid)
         return through(self.project, mixed)
-
-    def runs_natively(self, *parts: Tensor) -> bool:
-        """Whether attention and the sum with the encoding are one kernel: nobody looks at the latter's call."""
-        if self.softmax_query or not may_overwrite() or not may_run(*parts) or not fits(*parts):
-            return False
-        if self.relative is None:
-            return True
-        module = getattr(self.relative, "module", None)
-        return type(module) is ConvRelativePosition and is_plain(module)
-
-    def windows(self) -> tuple[list[Tensor], list[Tensor | None]] | None:
-        """Weights and biases of the encoding, if nobody looks at the calls of its parts."""
-        if self.relative is None:
-            return [], []
-        module = getattr(self.relative, "module", None)
-        if type(module) is not ConvRelativePosition or not is_plain(module):
-            return None
-        convs = list(module.convs)
-        if not all(type(conv) is DepthwiseConv and is_plain(conv) for conv in convs):
-            return None
-        both = [weights_of(conv) for conv in convs]
-        return [weight for weight, _ in both], [bias for _, bias in both]
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         """The factors of the attention, each (B, heads, N, head_dim): the map of a query is its row times every key.

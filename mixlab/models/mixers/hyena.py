@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from mixlab.core.errors import require
 from mixlab.core.grid import Grid
 from mixlab.core.hooks import derived
-from mixlab.engine.kernels import may_run
-from mixlab.engine.kernels.depthwise import convolve_and_multiply, joins
 from mixlab.models.fixed_filter import FixedConv
 from mixlab.models.implicit_filter import (
     DECAY,
@@ -29,13 +27,13 @@ from mixlab.models.implicit_filter import (
     taps_behind,
     taps_both_ways,
 )
-from mixlab.models.layers import DepthwiseConv, is_depthwise, known_norm, normed, through, weights_of
+from mixlab.models.layers import DepthwiseConv
 from mixlab.models.mixers.base import MIXERS, Mixer, StageParts
 from mixlab.models.modules import Modules
-from mixlab.ops.longconv import Form, Prepared, convolve, prepare_1d, prepare_2d, runs_natively
+from mixlab.ops.layers import normed, through
+from mixlab.ops.longconv import Form, long_conv
 
 NORM_EPS = 1e-5
-KEPT_NUMBERS = 2**20  # a spectrum with more is made anew from the kept kernel: 4 MB per layer
 
 
 @dataclass(frozen=True)
@@ -99,11 +97,7 @@ class HyenaPixelOptions:
 
 
 class LongConv(nn.Module):
-    """A convolution with implicit kernels plus a factor per channel, over (B, N, C).
-
-    In eval mode, without gradients for the filter, the kernels are made once and used until a value that they are made
-    from changes, or the grid.
-    """
+    """A convolution with implicit kernels plus a factor per channel, over (B, N, C)."""
 
     undecayed = ("bias",)
 
@@ -115,35 +109,29 @@ class LongConv(nn.Module):
 
     def forward(self, tokens: Tensor, grid: Grid, factor: Tensor | None = None) -> Tensor:
         """The convolution, times a factor per output."""
-        sources = self.sources()
-        other = None if self.form == "native" else self.form
-        form: Form | None = "native" if self.runs_natively(tokens, factor, *sources) else other
-        if self.reuse and not self.training:
-            kernel = derived(self, ("filter", grid, form), sources, lambda: self.to_keep(grid, form))
-        else:
-            kernel = self.kernel(grid)
-        ready = kernel if isinstance(kernel, Prepared) else self.prepare(kernel, grid, form)
-        return self.convolve(tokens, ready, grid, factor)
+        sides = self.sizes(grid)
+        factor = None if factor is None else factor.unflatten(1, sides)
+        causal = self.filter.causal
+        mixed = long_conv(tokens.unflatten(1, sides), self.kernel_for(grid), factor, causal=causal, form=self.form)
+        return mixed.flatten(1, -2)
 
-    def sources(self) -> list[Tensor]:
-        """Everything that the kernels are made from."""
-        return [self.bias, *self.filter.sources()]
-
-    def runs_natively(self, *tensors: Tensor | None) -> bool:
-        return self.form in (None, "native") and runs_natively(*tensors)
+    def kernel_for(self, grid: Grid) -> Tensor:
+        """The kernel, in eval mode made once for a grid unless that is not wanted."""
+        if self.training or not self.reuse:
+            return self.kernel(grid)
+        return derived(self, ("kernel", grid), self.sources(), lambda: self.kernel(grid))
 
     def kernel(self, grid: Grid) -> Tensor:
-        """The kernel for a grid. The factor per channel is a part of the tap at the centre."""
+        """The kernel for a grid. The factor per channel is a part of the tap at the center."""
         kernel: Tensor = self.filter(self.taps_for(grid))
-        centre = tuple(0 if self.filter.causal else taps // 2 for taps in kernel.shape[:-1])
+        center = tuple(0 if self.filter.causal else taps // 2 for taps in kernel.shape[:-1])
         kernel = kernel.clone()
-        kernel[centre] += full(self.bias)
+        kernel[center] += full(self.bias)
         return kernel
 
-    def to_keep(self, grid: Grid, form: Form | None) -> Prepared | Tensor:
-        kernel = self.kernel(grid)
-        ready = self.prepare(kernel, grid, form)
-        return ready if ready.kernel.numel() <= KEPT_NUMBERS else kernel
+    def sources(self) -> list[Tensor]:
+        """Everything that the kernel is made from."""
+        return [self.bias, *self.filter.sources()]
 
     @torch.no_grad()
     def fixed(self, grid: Grid) -> FixedConv:
@@ -157,12 +145,6 @@ class LongConv(nn.Module):
     def taps_for(self, grid: Grid) -> tuple[int, ...]:
         raise NotImplementedError
 
-    def prepare(self, kernel: Tensor, grid: Grid, form: Form | None) -> Prepared:
-        raise NotImplementedError
-
-    def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid, factor: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
 
 class SequenceConv(LongConv):
     """Along the tokens, whose number decides the taps."""
@@ -172,12 +154,6 @@ class SequenceConv(LongConv):
 
     def sizes(self, grid: Grid) -> tuple[int, ...]:
         return (grid.image_tokens,)
-
-    def prepare(self, kernel: Tensor, grid: Grid, form: Form | None) -> Prepared:
-        return prepare_1d(kernel, grid.image_tokens, causal=self.filter.causal, form=form)
-
-    def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid, factor: Tensor | None) -> Tensor:
-        return convolve(tokens, ready, factor=factor)
 
 
 class PlaneConv(LongConv):
@@ -194,17 +170,6 @@ class PlaneConv(LongConv):
 
     def sizes(self, grid: Grid) -> tuple[int, ...]:
         return grid.height, grid.width
-
-    def prepare(self, kernel: Tensor, grid: Grid, form: Form | None) -> Prepared:
-        return prepare_2d(kernel, grid.height, grid.width, form=form)
-
-    def convolve(self, tokens: Tensor, ready: Prepared, grid: Grid, factor: Tensor | None) -> Tensor:
-        sides = (grid.height, grid.width)
-        factor = None if factor is None else factor.unflatten(1, sides)
-        return convolve(tokens.unflatten(1, sides), ready, factor=factor).flatten(1, 2)
-
-
-KERNEL_CONVS = (SequenceConv, PlaneConv)  # what kernels know; others may do something else
 
 
 class SeparableConv(nn.Module):
@@ -278,15 +243,6 @@ class Hyena(Mixer):
     def gated(self, wide: Tensor, grid: Grid) -> tuple[Tensor, ...]:
         """The normed product of two parts behind the short convolution, and the others, each (B, H*W, C)."""
         one, other, *rest = self.roles
-        norm = known_norm(self.inner_norm)
-        if not len(self.further) and norm is not None and norm.bias is None and is_depthwise(self.short):
-            (kernel, bias), (height, width) = weights_of(self.short), self.short.kernel_size
-            image = self.over(grid).to_map(wide).permute(0, 2, 3, 1)
-            if may_run(wide, kernel, bias, norm.weight) and joins(image, kernel, bias, norm.weight):
-                padding = (height // 2, width - 1 if self.causal else width // 2)
-                roles = (one, other, rest[0])
-                made = convolve_and_multiply(image, kernel, bias, padding, roles, norm.weight, norm.eps)
-                return made[0].flatten(1, 2), made[1].flatten(1, 2)
         parts = self.shorten(wide, grid).chunk(len(self.roles), -1)
         return normed(self.inner_norm, parts[one], parts[other]), *(parts[place] for place in rest)
 

@@ -10,20 +10,12 @@ from torch import Tensor, nn
 
 from mixlab.core.errors import require
 from mixlab.core.grid import Grid
-from mixlab.core.guards import is_exported, is_transformed, without_autocast
-from mixlab.core.hooks import derived
-from mixlab.engine.kernels import HAS_TAGS, has_kernels, may_run
-from mixlab.engine.kernels.depthwise import convolve_channels
-from mixlab.engine.kernels.mlstm import BLOCK, WIDTH, Packed, compiled_mlstm, run_mlstm, turned
-from mixlab.engine.kernels.norm import Norm
-from mixlab.models.layers import is_depthwise, is_plain, linear_for_fusion, through, weights_of
 from mixlab.models.mixers.base import MIXERS, BlockParts, Mixer, StageParts
-from mixlab.ops.blockdiagonal import block_diagonal, densify_heads, grouped_heads, may_train_heads, trained_heads
-from mixlab.ops.mlstm import EPS, mlstm_chunkwise, mlstm_parallel, mlstm_recurrent
+from mixlab.ops.layers import HeadNorm, through, through_mlstm
+from mixlab.ops.mlstm_layer import CellWeights, Form, gates
 
 Directions = Literal["uni", "bi", "quad", "oct"]
 Convolution = Literal["none", "causal_1d", "1d", "2d"]
-Form = Literal["chunkwise", "parallel", "recurrent"]
 
 
 @dataclass(frozen=True)
@@ -130,19 +122,6 @@ class BlockDiagonal(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
 
-class Ready(NamedTuple):
-    """The weights of a cell as products want them: dense ones for queries, keys and values, those of all gates for the
-    two sources, and the gates' biases.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    source_gates: Tensor
-    value_gates: Tensor
-    bias: Tensor
-
-
 class Mlstm(Mixer):
     """Up-projection, convolution, cell, norm per head, skip, gate, down-projection (Figure 2, right)."""
 
@@ -197,68 +176,14 @@ class Mlstm(Mixer):
         return self.down
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        from_end = self.may_turn(tokens, grid)
-        tokens, walk = (tokens, grid) if from_end else self.path.arrange(tokens, grid)
-        value_source, gate = through(self.up, tokens), linear_for_fusion(self.gate, tokens)  # (B, T, inner)
-        packed = self.packed_for(value_source, gate, walk)
-        if packed is not None:
-            source = self.source_by_kernel(value_source, walk, from_end=from_end)
-            norm = Norm(*weights_of(self.norm), self.norm.eps)
-            inputs = (source, value_source, gate, packed, norm, self.skip)
-            merged = run_mlstm(*inputs, eps=EPS, chunk=self.chunk, backwards=from_end)
-            return through(self.down, merged) if from_end else self.path.restore(through(self.down, merged), walk)
-        if from_end:
-            (value_source, walk), (gate, _) = (self.path.arrange(one, grid) for one in (value_source, gate))
-        source = self.convolve(value_source, walk)
-        source = F.silu(source, inplace=not torch.is_grad_enabled() and self.conv is not None and is_plain(self.conv))
-        if self.may_call_kernel(source, value_source, gate, walk):
-            about = (*self.make_packed(), *weights_of(self.norm), self.skip, EPS, self.norm.eps, self.chunk or 0)
-            merged = compiled_mlstm(source, value_source, gate, *about)
-        else:
-            merged = self.merge(self.norm(self.cell(source, value_source, walk)), source, gate)
-        return self.path.restore(linear_for_fusion(self.down, merged), walk)
-
-    def may_turn(self, tokens: Tensor, grid: Grid) -> bool:
-        """Whether tokens can stay as they are, because kernels walk backwards and nobody looks at what layers give."""
-        if self.path != BACKWARDS or grid.prefix or self.form != "chunkwise" or torch.is_grad_enabled():
-            return False
-        return all(map(is_plain, (self.up, self.gate, self.down))) and may_run(tokens)
-
-    def packed_for(self, value_source: Tensor, gate: Tensor, walk: Grid) -> Packed | None:
-        """The cell's weights for the kernels, if these may do all that lies between the linear layers."""
-        fits = self.form == "chunkwise" and not (walk.prefix and (self.spread or self.conv is not None))
-        fits = fits and is_own_norm(self.norm) and (self.conv is None or is_depthwise(self.conv))
-        if not fits:
-            return None
-        around = (*weights_of(self.norm), self.skip, *(weights_of(self.conv) if self.conv is not None else ()))
-        if not (may_run(value_source, gate, *around) and all(one is None or one.is_contiguous() for one in around)):
-            return None
-        sources = self.sources()
-        width = len(self.skip) // self.heads
-        fits = self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
-        return self.packed() if fits and may_run(*sources) else None
-
-    def may_call_kernel(self, source: Tensor, value_source: Tensor, gate: Tensor, walk: Grid) -> bool:
-        """Whether compiled code may call the kernel: for inference by this process, on a CPU."""
-        tells = hasattr(torch.compiler, "is_exporting")  # else a graph for other programs may be in the making
-        if not torch.compiler.is_compiling() or torch.is_grad_enabled() or not tells or is_exported():
-            return False
-        width = source.shape[-1] // self.heads
-        fits = self.form == "chunkwise" and self.query.weight.shape[1] == BLOCK and width % WIDTH == 0
-        if not fits or (walk.prefix and self.spread) or not is_own_norm(self.norm):
-            return False
-        tensors = (source, value_source, gate, self.skip, *weights_of(self.norm), *self.sources())
-        plain = all(one is None or (one.device.type == "cpu" and one.dtype is torch.float32) for one in tensors)
-        return plain and HAS_TAGS and has_kernels()
-
-    def source_by_kernel(self, value_source: Tensor, walk: Grid, *, from_end: bool) -> Tensor:
-        """silu(convolution), both in one pass."""
-        if self.conv is None:
-            return F.silu(value_source)
-        height, width = self.conv.kernel_size
-        image = value_source.unflatten(1, (walk.height, walk.width) if height > 1 else (1, walk.image_tokens))
-        padding = (height // 2, width - 1 if self.causal else width // 2)
-        return convolve_channels(image, *weights_of(self.conv), padding, "silu", turned=from_end).flatten(1, 2)
+        tokens, walk = self.path.arrange(tokens, grid)
+        values, gate = through(self.up, tokens), through(self.gate, tokens)  # (B, T, inner)
+        source = F.silu(self.convolve(values, walk))
+        if self.spread and walk.prefix:
+            source, values, gate = (to_visit(x, walk) for x in (source, values, gate))
+        parts = (source, values, gate, self.cell(), self.norm, self.skip)
+        mixed = through(self.down, through_mlstm(*parts, form=self.form, chunk=self.chunk))
+        return self.path.restore(from_visit(mixed, walk) if self.spread and walk.prefix else mixed, walk)
 
     def convolve(self, inner: Tensor, walk: Grid) -> Tensor:
         """The depthwise convolution over image tokens; it looks along the walk, and class tokens pass."""
@@ -269,146 +194,31 @@ class Mlstm(Mixer):
         image = F.pad(image, (width - 1, 0)) if self.causal else image
         return behind_prefix(inner, walk.from_map(self.conv(image)), walk)
 
-    def sources(self) -> list[Tensor]:
-        """The weights of the cell."""
-        layers = (self.query, self.key, self.value, self.input_gate, self.forget_gate)
-        return [one for layer in layers for one in weights_of(layer) if one is not None]
-
-    def ready(self) -> Ready:
-        """The weights of the cell as they are used. In eval mode they are made once, until one of them changes; a GPU
-        would have to be waited for to tell.
-        """
-        with without_autocast(self.query.weight):
-            return derived(self, ("ready",), self.sources(), self.make_ready, cheap=True)
-
-    def packed(self) -> Packed:
-        """The same for the kernel."""
-        return derived(self, ("packed",), self.sources(), self.make_packed)
-
-    @torch.no_grad()
-    def make_packed(self) -> Packed:
-        (of_source, of_values, bias), layers = self.gate_weights(), (self.query, self.key, self.value)
-        gates = torch.stack([of_source, of_values], 1).unflatten(0, (2, self.heads)).transpose(0, 1)
-        biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-        return Packed(
-            torch.stack([turned(layer.weight) for layer in layers]),
-            torch.stack(biases) if biases else None,
-            gates.contiguous(),
-            bias.view(2, self.heads).t().contiguous(),
-        )
-
-    def make_ready(self) -> Ready:
-        dense = [densify_heads(layer.weight, self.heads) for layer in (self.query, self.key, self.value)]
-        return Ready(dense[0], dense[1], dense[2], *self.gate_weights())
-
-    def gate_weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of both gates for the source and the value source, and their biases.
-
-        Gates are linear in queries, keys and values, which are linear in the sources: both steps in one.
-        """
-        projections = (self.query, self.key, self.value)
-        weight = torch.cat([self.input_gate.weight, self.forget_gate.weight])  # (2 * heads, 3 * inner)
-        bias = torch.cat([self.input_gate.bias, self.forget_gate.bias])
-        query, key, value = (
-            torch.einsum("gbo,boi->gbi", part.unflatten(1, layer.weight.shape[:2]), layer.weight).flatten(1)
-            for part, layer in zip(weight.chunk(3, 1), projections, strict=True)
-        )
-        if self.query.bias is not None and self.key.bias is not None and self.value.bias is not None:
-            bias = torch.addmv(bias, weight, torch.cat([self.query.bias, self.key.bias, self.value.bias]))
-        return query + key, value, bias
-
-    def gates(
-        self, source: Tensor, value_source: Tensor, source_gates: Tensor, value_gates: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Pre-activations of input and forget gate, each (heads, B, T) in float32."""
-        with without_autocast(source):
-            flat, value_flat = (one.flatten(0, 1).to(bias.dtype) for one in (source, value_source))
-            gates = torch.addmm(bias[:, None], source_gates, flat.t())
-            gates = torch.addmm(gates, value_gates, value_flat.t()).unflatten(1, source.shape[:2])
-        return gates[: self.heads], gates[self.heads :]
-
-    def projected(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, each (heads, B, T, D), and both gates."""
-        parts = ((source, self.query), (source, self.key), (value_source, self.value))
-        if all(may_train_heads(x, *weights_of(layer), self.heads) for x, layer in parts):
-            made = [trained_heads(x, *weights_of(layer), self.heads) for x, layer in parts]
-            return *made, *self.gates(source, value_source, *self.gate_weights())
-        ready = self.ready()
-        query = grouped_heads(source, ready.query, self.query.bias, self.heads)
-        key = grouped_heads(source, ready.key, self.key.bias, self.heads)
-        value = grouped_heads(value_source, ready.value, self.value.bias, self.heads)
-        return query, key, value, *self.gates(source, value_source, *ready[3:])
-
-    def counted(self, source: Tensor, value_source: Tensor) -> tuple[Tensor, ...]:
-        """The same as it is written: without data, what the layer needs counts, not what is done for speed."""
-        projections = ((source, self.query), (source, self.key), (value_source, self.value))
-        parts = [block_diagonal(x, layer.weight, layer.bias) for x, layer in projections]
-        gates = [F.linear(torch.cat(parts, 2), gate.weight, gate.bias) for gate in (self.input_gate, self.forget_gate)]
-        heads = [part.unflatten(2, (self.heads, -1)).permute(2, 0, 1, 3) for part in parts]
-        return *heads, *(gate.permute(2, 0, 1) for gate in gates)
-
-    def cell(self, source: Tensor, value_source: Tensor, walk: Grid) -> Tensor:
-        """The cell's output, (heads, B, T, D)."""
-        inputs = (self.counted if source.is_meta else self.projected)(source, value_source)
-        spread = self.spread and walk.prefix > 0
-        query, key, value, write, keep = (to_visit(one, walk) for one in inputs) if spread else inputs
-        if self.form == "chunkwise":
-            output, _ = mlstm_chunkwise(query, key, value, write, keep, chunk=self.chunk)
-        else:
-            form = mlstm_parallel if self.form == "parallel" else mlstm_recurrent
-            output, _ = form(query, key, value, write, keep)
-        return from_visit(output, walk) if spread else output
-
-    def merge(self, mixed: Tensor, source: Tensor, gate: Tensor) -> Tensor:
-        """(mixed + skip * source) * silu(gate)"""
-        if torch.is_grad_enabled() or not is_plain(self.norm):
-            return torch.addcmul(mixed, source, self.skip) * F.silu(gate)
-        return mixed.addcmul_(source, self.skip).mul_(F.silu(gate, inplace=is_plain(self.gate)))
+    def cell(self) -> CellWeights:
+        query, key, value = self.query, self.key, self.value
+        gates = torch.cat([self.input_gate.weight, self.forget_gate.weight])  # (2 * heads, 3 * inner)
+        biases = torch.cat([self.input_gate.bias, self.forget_gate.bias])
+        projections = (query.weight, query.bias, key.weight, key.bias, value.weight, value.bias)
+        return CellWeights(*projections, gates, biases)
 
     def explain(self, tokens: Tensor, grid: Grid) -> dict[str, Tensor]:
         """What is written and what is kept at every token, and how much is left at the end of the walk of what was
         written there; (B, heads, N), between 0 and 1 but for the input gate, which has no upper bound.
         """
         walk_tokens, walk = self.path.arrange(tokens, grid)
-        value_source = through(self.up, walk_tokens)
-        source = F.silu(self.convolve(value_source, walk))
-        write, keep = self.gates(source, value_source, *self.ready()[3:])  # (heads, B, T)
+        values = through(self.up, walk_tokens)
+        both = gates(F.silu(self.convolve(values, walk)), values, self.cell())
+        write, keep = (gate.permute(1, 2, 0) for gate in both)  # (B, T, heads)
         shown = (write.exp(), keep.sigmoid(), self.left_at_the_end(keep, walk))
-        placed = (self.path.restore(gate.permute(1, 2, 0), walk).transpose(1, 2) for gate in shown)
+        placed = (self.path.restore(gate, walk).transpose(1, 2) for gate in shown)
         return dict(zip(self.explains, placed, strict=True))
 
     def left_at_the_end(self, keep: Tensor, walk: Grid) -> Tensor:
-        """The product of the forget gates behind every token, in the order in which the walk visits them."""
+        """The product of the forget gates after every token, in the order in which the walk visits them."""
         spread = self.spread and walk.prefix > 0
         kept = F.logsigmoid(to_visit(keep, walk) if spread else keep)
-        behind = F.pad(kept.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
-        return (from_visit(behind, walk) if spread else behind).exp()
-
-
-class HeadNorm(nn.Module):
-    """A layer norm within each head, with a weight and bias per channel: (heads, B, T, D) in, (B, T, C) out."""
-
-    def __init__(self, channels: int, heads: int, *, bias: bool, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.heads, self.eps = heads, eps
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
-
-    def forward(self, heads: Tensor) -> Tensor:
-        width = heads.shape[-1]
-        ones, zeros = heads.new_ones(width), heads.new_zeros(width)  # PyTorch is faster with them than without
-        normed = F.layer_norm(heads, (width,), ones, zeros, self.eps).permute(1, 2, 0, 3)  # (B, T, heads, D)
-        weight = self.weight.view(self.heads, -1)
-        plain = normed.dtype is weight.dtype and not (torch.is_grad_enabled() or is_transformed())
-        place = normed.new_empty(normed.shape) if plain else None  # else it lies in the order of the heads
-        if self.bias is None:
-            return torch.mul(normed, weight, out=place).flatten(2)
-        return torch.addcmul(self.bias.view(self.heads, -1), normed, weight, out=place).flatten(2)
-
-
-def is_own_norm(norm: nn.Module) -> bool:
-    """Whether a norm is what its parameters say, and nobody listens to it."""
-    return type(norm) is HeadNorm and is_plain(norm)
+        after = F.pad(kept.flip(1).cumsum(1).flip(1)[:, 1:], (0, 0, 0, 1))
+        return (from_visit(after, walk) if spread else after).exp()
 
 
 def places(grid: Grid) -> list[int]:
@@ -418,20 +228,20 @@ def places(grid: Grid) -> list[int]:
 
 
 def to_visit(sequence: Tensor, grid: Grid) -> Tensor:
-    """(heads, B, T, ...) with the class tokens in front as (heads, B, T, ...) with them in their places."""
-    image, pieces = sequence[:, :, grid.prefix :], []
+    """(B, T, ...) with the class tokens in front as (B, T, ...) with them in their places."""
+    image, pieces = sequence[:, grid.prefix :], []
     for index, (start, end) in enumerate(itertools.pairwise([0, *places(grid)])):
-        pieces += [image[:, :, start:end], sequence[:, :, index : index + 1]]
-    return torch.cat([*pieces, image[:, :, places(grid)[-1] :]], 2)
+        pieces += [image[:, start:end], sequence[:, index : index + 1]]
+    return torch.cat([*pieces, image[:, places(grid)[-1] :]], 1)
 
 
 def from_visit(sequence: Tensor, grid: Grid) -> Tensor:
     """The inverse of `to_visit`."""
     tokens, image = [], []
     for index, (start, end) in enumerate(itertools.pairwise([0, *places(grid)])):
-        image.append(sequence[:, :, start + index : end + index])
-        tokens.append(sequence[:, :, end + index : end + index + 1])
-    return torch.cat([*tokens, *image, sequence[:, :, places(grid)[-1] + grid.prefix :]], 2)
+        image.append(sequence[:, start + index : end + index])
+        tokens.append(sequence[:, end + index : end + index + 1])
+    return torch.cat([*tokens, *image, sequence[:, places(grid)[-1] + grid.prefix :]], 1)
 
 
 def divisor_of(number: int, at_most: int) -> int:

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError
 from mixlab.core.grid import Grid
-from mixlab.engine.kernels.recurrent import Run, lstm_maps, lstm_may_run
-from mixlab.models.layers import is_plain, through
 from mixlab.models.mixers.base import MIXERS, Mixer, StageParts
-from mixlab.ops.recurrent import GATES, Cell, Direction, recurrent
+from mixlab.ops.layers import through
+from mixlab.ops.recurrent import GATES, Cell, Direction, Walk, recurrent, recurrent_maps
 
 Axis = Literal["vertical", "horizontal"]
 
@@ -70,13 +69,9 @@ class RecurrentLayer(nn.Module):
     def forward(self, sequences: Tensor) -> Tensor:
         return recurrent(self.cell, sequences, self.directions())  # (N, T, width)
 
-    def runs(self, *, vertical: bool) -> list[Run]:
-        """Its directions as they go over a map."""
-        return [Run(weights, vertical, backwards=bool(index)) for index, weights in enumerate(self.directions())]
-
-    def may_run(self, image: Tensor) -> bool:
-        """Whether the kernel may compute this layer over a map (B, H, W, C)."""
-        return self.cell == "lstm" and is_plain(self) and lstm_may_run(image, self.runs(vertical=True))
+    def walks(self, *, vertical: bool) -> list[Walk]:
+        """Its directions as they go over the columns or the rows of a map."""
+        return [Walk(weights, vertical, bool(index)) for index, weights in enumerate(self.directions())]
 
 
 class Recurrent1d(Mixer):
@@ -96,11 +91,8 @@ class Recurrent1d(Mixer):
         return self.fusion
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        row = grid.image(tokens)
-        if self.layer.may_run(row[:, None]):
-            mixed = lstm_maps(row[:, None], self.layer.runs(vertical=False))[:, 0]
-        else:
-            mixed = self.layer(row)
+        row = grid.image(tokens)[:, None]  # (B, 1, H*W, C)
+        mixed = recurrent_maps(self.layer.cell, row, self.layer.walks(vertical=False))[:, 0]
         return grid.behind_zeros(mixed if self.fusion is None else through(self.fusion, mixed))
 
 
@@ -117,6 +109,7 @@ class Recurrent2d(Mixer):
         super().__init__()
         self.vertical = vertical
         self.horizontal = horizontal
+        self.cell = next(layer.cell for layer in (vertical, horizontal) if layer is not None)
         self.merge = merge
         self.fusion = fusion
 
@@ -125,34 +118,12 @@ class Recurrent2d(Mixer):
         return self.fusion
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        image = grid.pixels(tokens)  # (B, H, W, C)
-        mixed = self.both(image) if self.may_run(image) else self.one_by_one(image, grid)
-        mixed = mixed.flatten(1, 2)  # (B, H*W, width)
+        columns = [] if self.vertical is None else self.vertical.walks(vertical=True)
+        rows = [] if self.horizontal is None else self.horizontal.walks(vertical=False)
+        mixed = recurrent_maps(self.cell, grid.pixels(tokens), [*columns, *rows]).flatten(1, 2)  # (B, H*W, width)
+        if self.merge == "add" and columns and rows:
+            mixed = torch.add(*mixed.chunk(2, -1))
         return grid.behind_zeros(mixed if self.fusion is None else through(self.fusion, mixed))
-
-    def may_run(self, image: Tensor) -> bool:
-        layers = [layer for layer in (self.vertical, self.horizontal) if layer is not None]
-        return all(layer.may_run(image) for layer in layers)
-
-    def both(self, image: Tensor) -> Tensor:
-        """All directions of both axes at once, by the kernel."""
-        columns = [] if self.vertical is None else self.vertical.runs(vertical=True)
-        rows = [] if self.horizontal is None else self.horizontal.runs(vertical=False)
-        outputs = lstm_maps(image, [*columns, *rows])
-        if self.merge == "concatenate" or not (columns and rows):
-            return outputs
-        one, other = outputs.chunk(2, -1)
-        return one + other
-
-    def one_by_one(self, image: Tensor, grid: Grid) -> Tensor:
-        outputs = []
-        if self.vertical is not None:
-            columns = self.vertical(image.transpose(1, 2).flatten(0, 1))  # (B * W, H, width)
-            outputs.append(columns.unflatten(0, (image.shape[0], grid.width)).transpose(1, 2))
-        if self.horizontal is not None:
-            rows = self.horizontal(image.flatten(0, 1))  # (B * H, W, width)
-            outputs.append(rows.unflatten(0, (image.shape[0], grid.height)))
-        return torch.cat(outputs, -1) if self.merge == "concatenate" else torch.stack(outputs).sum(0)
 
 
 def fusion_layer(width: int, dim: int, options: RecurrentOptions) -> nn.Linear | None:

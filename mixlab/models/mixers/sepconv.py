@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError, require
 from mixlab.core.grid import Grid
-from mixlab.models.layers import Activation, ActivationChoice, DepthwiseConv, activation, through
+from mixlab.models.layers import Activation, ActivationChoice, DepthwiseConv, activation
 from mixlab.models.mixers.base import MIXERS, Mixer, StageParts
+from mixlab.ops.layers import through, through_both
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class SepConv(Mixer):
         return self.narrow
 
     def forward(self, tokens: Tensor, grid: Grid) -> Tensor:
-        hidden = self.act.behind(self.widen, tokens)
+        hidden = through_both(self.widen, self.act, tokens)
         hidden = grid.from_map(self.depthwise(grid.to_map(hidden)))
         return grid.behind_zeros(through(self.narrow, hidden))
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 import mixlab
-from mixlab.core.errors import ConfigError
 from mixlab.core.grid import Grid
 from mixlab.engine import kernels as native
 from mixlab.engine.draft import Draft
@@ -24,22 +23,20 @@ from mixlab.engine.kernels import kernels, may_run
 from mixlab.engine.kernels.depthwise import convolve_and_multiply, convolve_channels, taps_gradient
 from mixlab.engine.kernels.factor import factor_and_contexts, factor_gradient, run_factor
 from mixlab.engine.kernels.linear import AFTER, run_linear, run_mlp, run_star, run_weight
-from mixlab.engine.kernels.mlstm import compiled_mlstm
 from mixlab.engine.kernels.norm import Norm, norm_of_product
 from mixlab.engine.kernels.recurrent import Run, lstm_maps
 from mixlab.engine.kernels.resample import resample_tokens
 from mixlab.engine.steps import PackedWeight, Place, Sum
 from mixlab.evals.cost.speed import peak, reset_peak
 from mixlab.models.layers import GELU, DepthwiseConv, Mlp
-from mixlab.models.mixers.convattention import ConvAttention
 from mixlab.models.mixers.mlstm import BACKWARDS, ROWS, Convolution, Mlstm, MlstmOptions, Path, paths
-from mixlab.ops import linear, longconv
-from mixlab.ops.blockdiagonal import heads_of, may_train_heads, trained_heads
+from mixlab.ops import linear
+from mixlab.ops.activations import FUNCTIONS
+from mixlab.ops.blockdiagonal import BLOCK_HEADS, block_heads, heads_reference
 from mixlab.ops.convattention import factorised_attention_reference
 from mixlab.ops.exchange import move
-from mixlab.ops.linear import FOLLOWING
-from mixlab.ops.longconv import convolve, long_conv_1d, long_conv_2d, prepare_2d
-from mixlab.ops.mlstm import EPS
+from mixlab.ops.longconv import long_conv, long_conv_1d, long_conv_2d
+from mixlab.ops.mlstm_layer import MLSTM_LAYER
 from mixlab.ops.recurrent import recurrent_reference
 from tests.engine.drafts import computed, drafted
 
@@ -91,7 +88,7 @@ def near(ours: Tensor, expected: Tensor, bound: float = 3e-6) -> None:
 def test_linear(lanes: int, after: str, shape: tuple[int, int, int]) -> None:
     rows, depth, columns = shape
     x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth) / depth**0.5, torch.randn(columns)
-    follow = FOLLOWING[after]  # type: ignore[index]
+    follow = FUNCTIONS[after]  # type: ignore[index]
     near(run_linear(x, weight, bias, after), follow(F.linear(x.double(), weight.double(), bias.double())))
     turned = weight.t().contiguous().t()
     near(run_linear(x, turned, None, after), follow(F.linear(x.double(), weight.double())))
@@ -342,7 +339,7 @@ def test_depthwise(lanes: int, grid: tuple[int, int], kernel: tuple[int, int], c
 @pytest.mark.parametrize("kernel", [(1, 3), (3, 3)])
 def test_depthwise_with_an_activation_and_turned_round(lanes: int, after: str, kernel: tuple[int, int]) -> None:
     x, weight, bias = torch.randn(2, 5, 11, 20), torch.randn(20, 1, *kernel), torch.randn(20)
-    padding, follow = (kernel[0] // 2, 2), FOLLOWING[after]  # type: ignore[index]
+    padding, follow = (kernel[0] // 2, 2), FUNCTIONS[after]  # type: ignore[index]
     near(convolve_channels(x, weight, bias, padding, after), follow(depthwise_exactly(x, weight, bias, padding)))
     turned = depthwise_exactly(x.flip(1, 2), weight, bias, padding).flip(1, 2)
     near(convolve_channels(x, weight, bias, padding, after, turned=True), follow(turned))
@@ -379,10 +376,8 @@ def test_maps_and_kernels_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(RuntimeError, match="12"):
         layer(torch.randn(1, 9, 9, 24).permute(0, 3, 1, 2))
     assert layer(torch.randn(12, 9, 9)).shape == (12, 9, 9)
-    ready = prepare_2d(torch.randn(5, 5, 20), 4, 6, form="native")
-    for shape in ((1, 9, 6, 20), (1, 4, 6, 40)):
-        with pytest.raises(ConfigError, match="prepared"):
-            convolve(torch.randn(shape), ready)
+    with pytest.raises(RuntimeError, match="size"):
+        long_conv(torch.randn(1, 4, 6, 40), torch.randn(5, 5, 20))
 
 
 @needs_kernels
@@ -521,7 +516,7 @@ def test_conv_attention_gives_what_pytorch_gives(name: str, monkeypatch: pytest.
     torch.manual_seed(0)
     model, x = mixlab.create_model(name).eval(), torch.randn(2, 3, 96, 64)
     ours = model(x)
-    monkeypatch.setattr(ConvAttention, "runs_natively", lambda *_: False)
+    monkeypatch.setattr(native, "kernels", lambda: None)
     near(ours, model(x).double(), 1e-5)
 
 
@@ -576,8 +571,9 @@ def test_mlstm(lanes: int, sides: tuple[int, int], bias: bool, chunk: int | None
     layer, grid = mlstm(bias=bias), Grid(*sides)
     layer.chunk = chunk
     tokens = torch.randn(2, grid.image_tokens, 32)
-    wide = torch.randn(2, grid.image_tokens, 64)
-    assert layer.packed_for(wide, wide, grid) is not None
+    wide, norm = torch.randn(2, grid.image_tokens, 64), layer.norm
+    call = (wide, wide, wide, *layer.cell(), norm.weight, norm.bias, layer.skip, "chunkwise", 0, norm.eps)
+    assert MLSTM_LAYER.serves(*call)
     near(layer(tokens, grid), exactly(layer, tokens, grid), 2e-5)
 
 
@@ -600,36 +596,6 @@ def test_a_hook_sees_the_order_of_the_walk() -> None:
     torch.testing.assert_close(seen[0], F.linear(tokens.flip(1), layer.up.weight))
 
 
-@needs_kernels
-def test_compiled_code_calls_the_kernel() -> None:
-    layer, grid, tokens = mlstm(), Grid(3, 4), torch.randn(2, 12, 32)
-    names: list[str] = []
-
-    def look(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
-        names.extend(str(node.target) for node in graph.graph.nodes)
-        return graph
-
-    compiled = torch.compile(layer, backend=look, fullgraph=True)
-    torch.testing.assert_close(compiled(tokens, grid), layer(tokens, grid), rtol=1e-4, atol=1e-5)
-    assert any("mlstm" in name for name in names)
-    names.clear()
-    with torch.enable_grad():
-        compiled(tokens, grid)
-    assert not any("mlstm" in name for name in names)
-
-
-@needs_kernels
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_operator_keeps_the_rules_of_operators(bias: bool) -> None:
-    layer = mlstm(bias=bias)
-    wide = [torch.randn(2, 12, 64) for _ in range(3)]
-    torch.library.opcheck(
-        compiled_mlstm,
-        (*wide, *layer.make_packed(), layer.norm.weight, layer.norm.bias, layer.skip, EPS, 1e-5, 0),
-        test_utils=("test_schema", "test_faketensor"),
-    )
-
-
 @torch.enable_grad()
 @pytest.mark.parametrize(("heads", "width"), [(4, 96), (2, 16), (1, 48)])
 @pytest.mark.parametrize(("batch", "steps"), [(1, 1), (3, 37), (2, 130)])
@@ -641,11 +607,11 @@ def test_heads_of_blocks_and_their_gradients(
     x, weight = torch.randn(batch, steps, channels), torch.randn(channels // 4, 4, 4)
     bias = torch.randn(channels) if biased else None
     inputs = [one.requires_grad_() for one in (x, weight, bias) if one is not None]
-    assert may_train_heads(x, weight, bias, heads)
-    out = trained_heads(x, weight, bias, heads)
+    assert BLOCK_HEADS.serves(x, weight, bias, heads, training=True)
+    out = block_heads(x, weight, bias, heads)
     gradient = torch.randn(batch, steps, heads, width).permute(2, 0, 1, 3)
     exact = [one.detach().double().requires_grad_() for one in inputs]
-    expected = heads_of(exact[0], exact[1], exact[2] if biased else None, heads)
+    expected = heads_reference(exact[0], exact[1], exact[2] if biased else None, heads)
     near(out.detach(), expected.detach())
     wanted = torch.autograd.grad(expected, exact, gradient.double())
     for found, one in zip(torch.autograd.grad(out, inputs, gradient), wanted, strict=True):
@@ -677,17 +643,13 @@ def test_mlstm_spreads_what_is_not_a_number() -> None:
 # -- long convolutions ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep", [2**20, 0])
 @pytest.mark.parametrize("grid", [(1, 1), (1, 6), (2, 3), (7, 7), (13, 8), (25, 33)])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 5), (4, 2), (33, 81)])
-def test_long_convolutions_in_the_plane(
-    lanes: int, keep: int, grid: tuple[int, int], kernel: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(longconv, "NATIVE_NUMBERS", keep)
+def test_long_convolutions_in_the_plane(lanes: int, grid: tuple[int, int], kernel: tuple[int, int]) -> None:
     x, taps, factor = torch.randn(2, *grid, 37), torch.randn(*kernel, 37), torch.randn(2, *grid, 111)[..., 37:74]
     expected = long_conv_2d(x.double(), taps.double(), form="direct")
     near(long_conv_2d(x, taps, form="native"), expected)
-    near(convolve(x, prepare_2d(taps, *grid, form="native"), factor=factor), expected * factor)
+    near(long_conv(x, taps, factor, form="native"), expected * factor)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -712,7 +674,7 @@ def test_small_channels_do_not_suffer_from_large_ones() -> None:
 @pytest.mark.parametrize("grid", [(1, 1), (1, 4), (3, 2)])
 def test_factors_that_lie_in_memory_otherwise(grid: tuple[int, int]) -> None:
     x, taps = torch.randn(4, *grid, 20), torch.randn(3, 3, 20)
-    expected, ready = long_conv_2d(x.double(), taps.double(), form="direct"), prepare_2d(taps, *grid, form="native")
+    expected = long_conv_2d(x.double(), taps.double(), form="direct")
     factors = [
         torch.randn(1, *grid, 20).expand(4, -1, -1, -1),
         torch.randn(8, *grid, 20)[::2],
@@ -721,7 +683,7 @@ def test_factors_that_lie_in_memory_otherwise(grid: tuple[int, int]) -> None:
         torch.randn(4, 1 + grid[0] * grid[1], 20)[:, 1:].unflatten(1, grid),
     ]
     for factor in factors:
-        near(convolve(x, ready, factor=factor), expected * factor)
+        near(long_conv(x, taps, factor, form="native"), expected * factor)
 
 
 @needs_kernels

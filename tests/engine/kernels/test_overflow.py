@@ -17,11 +17,11 @@ from mixlab.engine.kernels.norm import Norm, norm_of_product
 from mixlab.engine.kernels.pool import run_pool, run_whole_norm
 from mixlab.engine.kernels.recurrent import Run, lstm_maps
 from mixlab.engine.kernels.resample import resample_tokens
+from mixlab.ops.activations import FUNCTIONS
 from mixlab.ops.attention import attention_reference
-from mixlab.ops.blockdiagonal import heads_of
+from mixlab.ops.blockdiagonal import heads_reference
 from mixlab.ops.convattention import factorised_attention_reference
 from mixlab.ops.exchange import move
-from mixlab.ops.linear import FOLLOWING
 from mixlab.ops.longconv import long_conv_2d
 from mixlab.ops.pool import pool_reference
 from mixlab.ops.recurrent import recurrent_reference
@@ -71,7 +71,7 @@ def gelu(x: Tensor) -> Tensor:
     return (0.5 * exact * (1 + torch.erf(exact / 2**0.5))).to(x.dtype)
 
 
-FOLLOWED: dict[str, Callable[[Tensor], Tensor]] = {**FOLLOWING, "gelu": gelu}  # type: ignore[dict-item]
+FOLLOWED: dict[str, Callable[[Tensor], Tensor]] = {**FUNCTIONS, "gelu": gelu}  # type: ignore[dict-item]
 
 
 def same(ours: Tensor, reference: Tensor) -> None:
@@ -247,11 +247,11 @@ def test_lstm(spoil: Spoil) -> None:
 @spoiled
 def test_heads_and_their_gradients(spoil: Spoil) -> None:
     x, weight = spoil(torch.randn(2, 37, 64)), torch.randn(16, 4, 4)
-    same(to_heads(x, weight, None, 2), heads_of(x, weight, None, 2))
+    same(to_heads(x, weight, None, 2), heads_reference(x, weight, None, 2))
     gradient = torch.randn(2, 2, 37, 32)
     with torch.enable_grad():
         blocks = weight.requires_grad_()
-        (reference,) = torch.autograd.grad(heads_of(x, blocks, None, 2), blocks, gradient)
+        (reference,) = torch.autograd.grad(heads_reference(x, blocks, None, 2), blocks, gradient)
     same(blocks_gradient(x, gradient)[0], reference)
 
 

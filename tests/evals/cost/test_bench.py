@@ -118,10 +118,10 @@ def test_memory_is_measured_as_the_case_says(monkeypatch: pytest.MonkeyPatch) ->
         return 12.5
 
     monkeypatch.setattr(bench_case, "peak_memory_mb", measured)
-    rows = quick(["caformer_pico"], skip=[], training=True, optimiser="sgd", layout="channels_last")
+    rows = quick(["caformer_pico"], skip=[], training=True, optimizer="sgd", layout="channels_last")
     assert [row["peak_mb"] for row in rows] == [12.5, 12.5]
     assert seen[1][0] == ("caformer_pico", (32, 32))
-    wanted = {"training": True, "optimiser": "sgd", "layout": "channels_last"}
+    wanted = {"training": True, "optimizer": "sgd", "layout": "channels_last"}
     assert wanted.items() <= seen[1][1]["execution"].items()
 
 
@@ -173,8 +173,8 @@ def test_reasons_are_one_short_line() -> None:
 
 
 def test_settings_come_one_after_the_other_with_all_models() -> None:
-    executions = executions_of(["float32"], training=True, compiled=True, layout="contiguous", optimiser="lamb")
-    assert [(how.training, how.compiled, how.optimiser) for how in executions] == [
+    executions = executions_of(["float32"], training=True, compiled=True, layout="contiguous", optimizer="lamb")
+    assert [(how.training, how.compiled, how.optimizer) for how in executions] == [
         (False, False, "none"),
         (False, True, "none"),
         (True, False, "lamb"),

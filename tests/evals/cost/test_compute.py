@@ -165,7 +165,7 @@ def test_changes_of_the_models_are_counted() -> None:
 
 def test_later_phases_have_the_architecture_of_the_first(tmp_path: Path) -> None:
     first, later = tmp_path / "first.toml", tmp_path / "later.toml"
-    text = "batch_size = 8\n[optimiser]\nlr = 1e-3\n[schedule]\nepochs = 1\n[model]\n"
+    text = "batch_size = 8\n[optimizer]\nlr = 1e-3\n[schedule]\nepochs = 1\n[model]\n"
     first.write_text(text + 'mixers = "pool"\n')
     later.write_text(text + "mlp_ratio = 1\n")
     found, _ = compute_of_recipes(["caformer_pico"], [str(first), str(later)])

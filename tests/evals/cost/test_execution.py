@@ -29,14 +29,14 @@ def test_training_keeps_float32_weights_under_autocast() -> None:
     assert seen == [torch.float16]
 
 
-@pytest.mark.parametrize("optimiser", ["none", "adamw", "lamb", "sgd"])
-def test_only_an_optimiser_moves_the_weights(optimiser: str) -> None:
-    how = Execution(training=True, optimiser=optimiser)
+@pytest.mark.parametrize("optimizer", ["none", "adamw", "lamb", "sgd"])
+def test_only_an_optimizer_moves_the_weights(optimizer: str) -> None:
+    how = Execution(training=True, optimizer=optimizer)
     model = how.prepare(mixlab.create_model("caformer_pico", num_classes=3))
     before = [parameter.clone() for parameter in model.parameters()]
     how.runner(model, how.images(model, 2, (32, 32)))()
     moved = any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-    assert moved == (optimiser != "none")
+    assert moved == (optimizer != "none")
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -45,8 +45,8 @@ def test_only_an_optimiser_moves_the_weights(optimiser: str) -> None:
     [
         ({"dtype": "float3"}, "Did you mean 'float32'"),
         ({"layout": "channel_last"}, "Did you mean 'channels_last'"),
-        ({"training": True, "optimiser": "adam"}, "Did you mean 'adamw'"),
-        ({"optimiser": "adamw"}, "belongs to a training step"),
+        ({"training": True, "optimizer": "adam"}, "Did you mean 'adamw'"),
+        ({"optimizer": "adamw"}, "belongs to a training step"),
     ],
 )
 def test_unknown_words_are_errors(wrong: dict[str, object], said: str) -> None:

@@ -151,10 +151,10 @@ def test_peak_memory_of_a_model_of_timm_in_another_dtype() -> None:
     assert half < single - weights / 3
 
 
-def test_peak_memory_counts_the_state_of_an_optimiser() -> None:
+def test_peak_memory_counts_the_state_of_an_optimizer() -> None:
     words = {"batch": 2, "training": True}
     plain = peak_memory_mb("caformer_pico", 32, **words)  # type: ignore[arg-type]
-    moments = peak_memory_mb("caformer_pico", 32, execution={"optimiser": "adamw"}, **words)  # type: ignore[arg-type]
+    moments = peak_memory_mb("caformer_pico", 32, execution={"optimizer": "adamw"}, **words)  # type: ignore[arg-type]
     weights = sum(parameter.nbytes for parameter in mixlab.create_model("caformer_pico").parameters()) / 2**20
     assert moments > plain + weights
 

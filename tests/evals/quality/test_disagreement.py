@@ -10,18 +10,18 @@ from torch import Tensor, nn
 import mixlab
 from mixlab.core.errors import ConfigError, DataError
 from mixlab.evals.quality.accuracy import evaluate
-from mixlab.evals.quality.disagreement import Answers, disagreement, errors_apart, same_wrong_class, together
+from mixlab.evals.quality.disagreement import ModelAnswers, disagreement, errors_apart, same_wrong_class, together
 from mixlab.findings.findings import write_finding
 from mixlab.models.ensemble import Average
 
 TRUTH = torch.tensor([0, 0, 0, 0, 0])
 
 
-def certain(*predicted: int) -> Answers:
+def certain(*predicted: int) -> ModelAnswers:
     """A model of three classes that gives its choice 0.8 and the others 0.1."""
     chances = torch.full((len(predicted), 3), 0.1)
     chances[torch.arange(len(predicted)), torch.tensor(predicted)] = 0.8
-    return Answers.of(chances, TRUTH[: len(predicted)])
+    return ModelAnswers.of(chances, TRUTH[: len(predicted)])
 
 
 def right(text: str) -> Tensor:
@@ -43,21 +43,21 @@ def test_common_errors_with_the_same_class() -> None:
 def test_an_ensemble_averages_logits_unless_told_to_average_probabilities() -> None:
     truth = torch.tensor([0])
     scores = ([[5.0, 0.0]], [[0.0, 1.5]], [[0.0, 1.5]])  # the probabilities of class 0 are 0.99, 0.18 and 0.18
-    group = [Answers.of(torch.tensor(one), truth) for one in scores]
+    group = [ModelAnswers.of(torch.tensor(one), truth) for one in scores]
     assert together(group, truth)[0] == 1
     assert together(group, truth, "probabilities")[0] == 0
 
 
 def test_the_oracle_needs_one_model_that_is_right() -> None:
     truth = torch.tensor([0, 0, 0])
-    first = Answers.of(torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.45, 0.55]]), truth)
-    second = Answers.of(torch.tensor([[0.4, 0.6], [0.6, 0.4], [0.48, 0.52]]), truth)
+    first = ModelAnswers.of(torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.45, 0.55]]), truth)
+    second = ModelAnswers.of(torch.tensor([[0.4, 0.6], [0.6, 0.4], [0.48, 0.52]]), truth)
     assert together([first, second], truth)[1] == pytest.approx(2 / 3)
 
 
 def test_a_tie_and_what_is_no_number_count_as_errors() -> None:
     chances = torch.tensor([[0.5, 0.5], [float("nan"), float("nan")], [0.6, 0.4]])
-    assert Answers.of(chances, torch.tensor([0, 0, 0])).right.tolist() == [False, False, True]
+    assert ModelAnswers.of(chances, torch.tensor([0, 0, 0])).right.tolist() == [False, False, True]
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def squashing(tmp_path_factory: pytest.TempPathFactory, data: Path) -> RunResult
     """A run whose recipe squeezes wide images into squares, in training and in evaluation."""
     changes: dict[str, Any] = {
         **{"augmentation.crop": "squash", "augmentation.flip": 0, "eval_crop_mode": "squash", "eval_crop": 1.0},
-        **{"batch_size": 16, "schedule.epochs": 8, "schedule.warmup_epochs": 0, "optimiser.lr": 1e-2},
+        **{"batch_size": 16, "schedule.epochs": 8, "schedule.warmup_epochs": 0, "optimizer.lr": 1e-2},
         **{"image_size": 32, "evaluate_every": 8, "augmentation.mixup": 0.0, "augmentation.cutmix": 0.0},
     }
     return train(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mixlab.core.grid import Grid
 from mixlab.core.hooks import is_silent, without_engine
@@ -87,6 +88,33 @@ def check_inference(function: nn.Module, given: Tensor) -> None:
             for call in ("first call", "second call"):  # the second finds what the first one prepared
                 with context():
                     assert_near(function(given), expected, PRECISION, f"inference, {engine}, {call}")
+
+
+class Watched(TorchDispatchMode):
+    """Leaves every operator to PyTorch, because somebody watches it."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def check_overflow(function: nn.Module, given: Tensor) -> None:
+    """Raise unless numbers, infinities and what is no number lie where they do without kernels, if the first image is
+    too bright for float32.
+    """
+    function.eval()
+    bright = given.clone()
+    bright[0] *= 1e25
+    with torch.inference_mode():
+        with Watched():
+            expected = kinds(function(bright))
+        for engine, context in ENGINES.items():
+            with context():
+                assert torch.equal(kinds(function(bright)), expected), engine
+
+
+def kinds(values: Tensor) -> Tensor:
+    """0 for numbers, 1 and 2 for infinities below and above 0, 3 for what is no number."""
+    return torch.where(values.isnan(), 3, values.isposinf() * 2 + values.isneginf() * 1)
 
 
 def check_training(function: nn.Module, given: Tensor) -> None:

@@ -16,6 +16,7 @@ from tests.models.mixers.agreement import (
     MODEL_SIZES,
     BlockOf,
     check_inference,
+    check_overflow,
     check_training,
     images_for,
     tiny_model,
@@ -125,6 +126,14 @@ class MixerContract:
         tokens = tokens_for(images, grid, self.dim)
         check_inference(block, tokens)
         check_training(block, tokens)
+
+    @pytest.mark.parametrize(("images", "grid"), [(2, Grid(6, 5)), (2, Grid(19, 17))])
+    def test_overflow_in_a_block_ends_as_without_kernels(self, images: int, grid: Grid) -> None:
+        if self.dim % 16:
+            pytest.skip("PyTorch's norm of a width that vectors do not divide overflows otherwise than its others")
+        check_overflow(
+            BlockOf(tiny_model(self.name, self.options, dim=self.dim), grid), tokens_for(images, grid, self.dim)
+        )
 
     @pytest.mark.parametrize(("images", "height", "width", "class_tokens"), MODEL_SIZES)
     def test_a_model_agrees_with_double_precision(

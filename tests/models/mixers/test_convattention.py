@@ -7,9 +7,9 @@ from torch import nn
 import mixlab
 from mixlab.core.errors import ConfigError
 from mixlab.core.grid import Grid
+from mixlab.engine import kernels as library
 from mixlab.models.mixers import MIXERS
 from mixlab.models.mixers.convattention import heads_up_to, split_heads
-from mixlab.ops import written
 from tests.models.mixers.contract import MixerContract
 
 
@@ -127,7 +127,7 @@ def test_training_by_kernels_gives_the_gradients_of_pytorch(name: str, monkeypat
         return list(torch.autograd.grad(model(image).square().sum(), list(model.parameters()), allow_unused=True))
 
     ours = gradients()
-    monkeypatch.setattr(written, "kernels", lambda: None)
+    monkeypatch.setattr(library, "kernels", lambda: None)
     for found, one in zip(ours, gradients(), strict=True):
         assert (found is None) == (one is None)
         if one is not None:

@@ -130,7 +130,7 @@ def test_a_causal_convolution_sees_no_later_patch() -> None:
 def test_class_tokens_are_visited_in_the_middle_at_the_ends_or_both(prefix: int, expected: list[int]) -> None:
     grid = Grid(3, 4, prefix)
     assert places(grid) == expected
-    sequence = torch.arange(grid.tokens)[None, None, :, None]
+    sequence = torch.arange(grid.tokens)[None, :, None]
     visit = to_visit(sequence, grid)
     order = visit.flatten().tolist()
     assert [order.index(token) - token for token in range(prefix)] == expected
@@ -177,7 +177,7 @@ def test_decay_is_what_the_forget_gates_behind_a_token_leave(path: Path, prefix:
     shown = made.explain(torch.randn(2, grid.tokens, 16), grid)
     numbers = torch.arange(grid.tokens)[None, :, None].float()
     walked, walk = path.arrange(numbers, grid)
-    order = to_visit(walked[None], walk).flatten().long() if prefix else walked.flatten().long()
+    order = to_visit(walked, walk).flatten().long() if prefix else walked.flatten().long()
     for step, token in enumerate(order.tolist()):
         left = shown["forget_gate"][:, :, order[step + 1 :]].prod(-1)
         torch.testing.assert_close(shown["decay"][:, :, token], left, atol=1e-6, rtol=1e-4)
@@ -260,7 +260,8 @@ def test_what_eval_mode_keeps_follows_every_change() -> None:
     check()
     twin = copy.deepcopy(kept)
     twin.query.weight.mul_(2)
-    assert not torch.equal(twin.ready().query, kept.ready().query)
+    tokens = torch.randn(2, 12, 16, dtype=torch.float64)
+    assert not torch.equal(twin(tokens, Grid(3, 4)), kept(tokens, Grid(3, 4)))
 
 
 def test_weights_kept_under_inference_mode_meet_gradients_later() -> None:
