@@ -34,7 +34,7 @@ def runs_of(draft: Draft, layer: RecurrentLayer, *, vertical: bool) -> list[Run]
     """The directions of one layer, with weights that kernels can read."""
     draft.exactly(layer, RecurrentLayer)
     draft.require(layer.cell == "lstm", f"there is no kernel for the cell {layer.cell}")
-    runs = layer.runs(vertical=vertical)
+    runs = [Run(weights, vertical, bool(index)) for index, weights in enumerate(layer.directions())]
     for run in runs:
         for weight in run.weights:
             draft.tensor(weight)
