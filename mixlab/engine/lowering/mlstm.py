@@ -8,7 +8,8 @@ from mixlab.engine.kernels.norm import Norm
 from mixlab.engine.lowering.base import lowers
 from mixlab.engine.lowering.convolution import depthwise_weights
 from mixlab.engine.steps import Cell, Pending, Place, Sum
-from mixlab.models.mixers.mlstm import HeadNorm, Mlstm
+from mixlab.models.mixers.mlstm import Mlstm
+from mixlab.ops.layers import HeadNorm
 from mixlab.ops.mlstm import EPS
 
 
