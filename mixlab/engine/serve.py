@@ -63,7 +63,7 @@ def serve(model: nn.Module, call: str, image: Tensor, visit: Visit | None = None
     if served.plan is None:
         return None
     try:
-        outputs = served.plan.run(image, visit=visit)
+        outputs = served.plan.run(image if image.is_contiguous() else image.contiguous(), visit=visit)
     except Changed:
         CACHE.drop(model)
         return None

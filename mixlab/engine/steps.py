@@ -5,7 +5,7 @@ Weights are pointed at where they lie. Who keeps steps sees to it that these sta
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ from mixlab.engine.kernels.longconv import Kernel
 from mixlab.engine.kernels.mlstm import MlstmAbout, Packed, chunk_for
 from mixlab.engine.kernels.norm import Norm, NormAbout
 from mixlab.engine.kernels.pool import PoolAbout
+from mixlab.engine.kernels.recurrent import BLOCK as LSTM_BLOCK
+from mixlab.engine.kernels.recurrent import Lstms as LstmsAbout
+from mixlab.engine.kernels.recurrent import OneLstm, Run
+from mixlab.engine.kernels.tokens import MeanAbout, Patch, PatchesAbout, PutAbout
 
 Weights = tuple[Tensor, Tensor | None]
 FLOAT = 4  # bytes
@@ -295,6 +299,107 @@ class Steps:
         places = {"source": source, "values": values, "gate": gate, "out": gate}
         self.add("mlstm", about, **{name: place.at(first) for name, place in places.items()})
         return gate
+
+    def patches(
+        self,
+        patch: Patch,
+        source: Any,
+        images: tuple[int, int],
+        rows: tuple[int, int],
+        columns: int,
+        weights: Weights,
+        out: Place,
+    ) -> None:
+        """The product of weights with the patches of some images and some rows of patches, written to `out`."""
+        (weight, _), (height, width) = weights, source.grid[:2]
+        count = (images[1] - images[0]) * (rows[1] - rows[0]) * columns
+        room = self.claim(count * weight.shape[1])
+        about = PatchesAbout(
+            x_image=source.strides[0],
+            x_row=source.strides[1],
+            x_column=source.strides[2],
+            x_channel=source.strides[3],
+            images=images[1] - images[0],
+            height=height,
+            width=width,
+            channels=source.channels,
+            high=patch.high,
+            wide=patch.wide,
+            stride=patch.stride,
+            above=patch.padding[0] - rows[0] * patch.stride,
+            before=patch.padding[1],
+            out_height=rows[1] - rows[0],
+            out_width=columns,
+            channels_first=patch.channels_first,
+            threads=self.threads,
+        )
+        self.add("patches", about, x=source.place.at(images[0] * source.strides[0]), out=room)
+        packs = [(0, weight)] if count > FEW or self.packed is not None else []
+        self.add("linear", self.describe(weights, count, "none", AS_IT_IS, None), packs, left=room, out=out)
+
+    def mean(self, x: Place, tokens: Any, count: int) -> Place:
+        """The mean of so many tokens of every image, from a place on."""
+        images, channels = tokens.images, tokens.channels
+        out = self.claim(images * channels)
+        about = MeanAbout(
+            x_image=tokens.grid.tokens * channels,
+            x_row=channels,
+            out_row=channels,
+            tokens=count,
+            images=images,
+            width=channels,
+            threads=self.threads,
+        )
+        self.add("mean", about, x=x, out=out)
+        return out
+
+    def put(
+        self,
+        x: Place | Tensor,
+        out: Place,
+        size: tuple[int, int, int],
+        x_strides: tuple[int, int],
+        out_strides: tuple[int, int],
+        plus: Tensor | None = None,
+        plus_strides: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Write rows of images somewhere, with something added; strides are from an image and a row to the next."""
+        images, rows, width = size
+        about = PutAbout(
+            x=pointer(x) if isinstance(x, Tensor) else None,
+            y=pointer(plus),
+            x_image=x_strides[0],
+            x_row=x_strides[1],
+            y_image=plus_strides[0],
+            y_row=plus_strides[1],
+            out_image=out_strides[0],
+            out_row=out_strides[1],
+            images=images,
+            rows=rows,
+            width=width,
+            threads=self.threads,
+        )
+        places = {"out": out} if isinstance(x, Tensor) else {"out": out, "x": x}
+        self.add("put", about, (), **places)
+
+    def lstm(self, runs: Sequence[Run], x: Place, size: tuple[int, int, int], out: Place) -> None:
+        """LSTM layers over the same maps; their outputs lie side by side. `x` is not changed."""
+        images, height, width = size
+        row = sum(run.units for run in runs)
+        about = LstmsAbout(count=len(runs), images=images, packs=1, threads=self.threads)
+        places: list[tuple[int, Place]] = []
+        for index, run in enumerate(runs):
+            shares = self.linear((run.weights[0], run.weights[2]), x, images * height * width)
+            packed = self.claim(-(-run.units // LSTM_BLOCK) * LSTM_BLOCK * 4 * run.units)
+            layer = about.each[index]
+            layer.weight, layer.bias = pointer(run.weights[1]), pointer(run.weights[3])
+            layer.out_row, layer.height, layer.width, layer.units = row, height, width, run.units
+            layer.vertical, layer.backwards = run.vertical, run.backwards
+            start = LstmsAbout.each.offset + index * ctypes.sizeof(OneLstm)
+            for name, place in (("inputs", shares), ("packed", packed), ("out", out)):
+                places.append((start + getattr(OneLstm, name).offset, place))
+            out = out.at(run.units)
+        self.write("lstm", about, places)
 
     # -- how it is written down ------------------------------------------------------------------
 

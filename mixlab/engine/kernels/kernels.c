@@ -142,7 +142,9 @@ EXPORT int mixlab_same(const char *const *now, const char *const *before, const 
     long slices = 0;
     size_t all = 0;
     for (int i = 0; i < count; i++) slices += (sizes[i] + SLICE - 1) / SLICE, all += sizes[i];
+    work_apart(1); /* what follows may be a whole model */
     share(compare, &pieces, slices, all > 4 * SLICE ? threads : 1);
+    work_apart(-1);
     return !pieces.different;
 }
 

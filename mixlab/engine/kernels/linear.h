@@ -294,8 +294,45 @@ static int linear_panels_task(void *about, long index) {
     return 0;
 }
 
+/* Very few rows: every column is a row of the weight as it lies, which is read once and not packed. */
+#define VERY_FEW 4
+#define DOTS_AT_ONCE 32 /* columns of a task */
+#define DOTS 4          /* columns that do not wait for each other */
+
+INLINE void linear_dots(const struct linear *at, const float *left, long column, long end, float *found) {
+    const float *right[DOTS];
+    vec sums[DOTS];
+    for (int j = 0; j < DOTS; j++)
+        right[j] = at->right + (column + j < end ? column + j : end - 1) * at->right_row, sums[j] = (vec){0};
+    for (int k = 0; k < at->depth; k += LANES) {
+        vec x = load_some(left + k, at->depth - k);
+        for (int j = 0; j < DOTS; j++) sums[j] += x * load_some(right[j] + k, at->depth - k);
+    }
+    for (int j = 0; j < DOTS; j++) found[j] = sum(sums[j]);
+}
+
+static int linear_dots_task(void *about, long index) {
+    const struct linear *at = about;
+    long first = index * DOTS_AT_ONCE, end = first + DOTS_AT_ONCE < at->columns ? first + DOTS_AT_ONCE : at->columns;
+    for (long row = 0; row < at->rows; row++)
+        for (long column = first; column < end; column += LANES) {
+            float found[LANES];
+            int some = end - column < LANES ? (int)(end - column) : LANES;
+            for (int j = 0; j < LANES; j += DOTS) linear_dots(at, at->left + row * at->left_row, column + j, end, found + j);
+            vec x = load(found);
+            if (at->bias) x += load_some(at->bias + column, some);
+            store_some(at->out + row * at->out_row + column, activated(x, at->after, at->then), some);
+        }
+    return 0;
+}
+
+static int may_dot(const struct linear *at) {
+    return at->rows < VERY_FEW && !at->packed && at->right_turned && at->left_column == 1 && at->after <= SILU && !at->norm;
+}
+
 static int run_linear(struct linear *given) {
     struct linear at = *given;
+    if (may_dot(&at)) return share(linear_dots_task, &at, pieces_of(at.columns, DOTS_AT_ONCE), at.threads);
     long panels = pieces_of(at.columns, WIDE), blocks = (at.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     if (!at.packed) {
         if (at.norm) return 1; /* every task would do all of it */

@@ -55,7 +55,7 @@ void work_apart(int change) { apart += change; }
 #define MOST_WORKERS 255
 #define CHUNKS 64           /* of a thread: tasks beyond are taken several at a time */
 #define IDLE_NS 50000       /* how long a worker looks out for the next job before it sleeps */
-#define WAIT_NS 20000       /* how long a caller looks out for the last chunks before it sleeps */
+#define WAIT_NS 50000       /* how long a caller looks out for the last chunks before it sleeps */
 #define LOOKS 32            /* between two questions for the time */
 #define LINE __attribute__((aligned(64)))
 #define LEFT_BITS 48

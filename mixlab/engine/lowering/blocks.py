@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mixlab.core.grid import Grid
@@ -17,6 +16,7 @@ from mixlab.engine.steps import Place
 from mixlab.models.backbone import Backbone, Block, Stage
 from mixlab.models.layers import Branch, Mlp, Residual
 from mixlab.models.mixers.convattention import ConvPosition
+from mixlab.models.position import PositionTable
 
 Position = Callable[[Tensor, Grid], Tensor]
 
@@ -113,26 +113,39 @@ def entered(draft: Draft, module: Stage, tokens: Tokens) -> Tokens:
     if module.class_token is not None:
         tokens = with_class_tokens(draft, module, tokens)
     if module.position is not None:
-        tokens = or_call(draft, module.position, tokens, unknown)
+        tokens = or_call(draft, module.position, tokens, position_table)
     return tokens
 
 
 def with_class_tokens(draft: Draft, module: Stage, tokens: Tokens) -> Tokens:
-    draft.pytorch(f"{draft.path(module)}.class_token", "class tokens are put in front by one copy")
+    """Learned tokens in front of those of every image."""
     assert module.class_token is not None
-    vector = module.class_token
-    grid = Grid(tokens.grid.height, tokens.grid.width, vector.shape[1])
-    shape = (tokens.images, grid.tokens, tokens.channels)
+    channels, images = tokens.channels, tokens.images
+    vector = draft.tensor(module.class_token, *module.class_token.shape)
+    count = vector.shape[1]
+    grid = Grid(tokens.grid.height, tokens.grid.width, count)
+    out = draft.claim(images * grid.tokens * channels)
+    strides = (grid.tokens * channels, channels)
+    with draft.part(f"{draft.path(module)}.class_token"):
+        draft.put(vector, out, (images, count, channels), (0, channels), strides)
+        rows = tokens.grid.tokens
+        draft.put(
+            tokens.place, out.at(count * channels), (images, rows, channels), (rows * channels, channels), strides
+        )
+    return Tokens(out, images, grid, channels)
 
-    def put(x: Tensor) -> Tensor:
-        return torch.cat([vector.expand(len(x), -1, -1), x], 1)
 
-    place = draft.call(put, shape, (tokens.place, tokens.shape))
-    return Tokens(place, tokens.images, grid, tokens.channels)
-
-
-def unknown(draft: Draft, module: Any, tokens: Tokens) -> Place:
-    raise CannotLower("there are no kernels for it")
+def position_table(draft: Draft, module: Any, tokens: Tokens) -> Place:
+    """Tokens plus a learned vector for each place of the grid."""
+    draft.exactly(module, PositionTable)
+    grid, channels = tokens.grid, tokens.channels
+    draft.require(not grid.prefix and module.prefix is None, "class tokens have positions of their own")
+    table = draft.tensor(module.table)
+    if tuple(table.shape[1:3]) != (grid.height, grid.width):
+        table = draft.derived(module, ("table", grid), [table], lambda: module.table_for(grid).detach().contiguous())
+    out, strides = draft.claim(tokens.rows * channels), (grid.tokens * channels, channels)
+    draft.put(tokens.place, out, (tokens.images, grid.tokens, channels), strides, strides, table, (0, channels))
+    return out
 
 
 def features(draft: Draft, model: Backbone, image: Place, shape: tuple[int, ...], *, visited: bool) -> list[Tokens]:
