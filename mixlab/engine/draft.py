@@ -133,7 +133,7 @@ class Draft(Steps):
         self.tensor(tensor)
         self.require(tensor.numel() == 1, "a parameter is not a single number")
         self.values.append((tensor, tensor.detach().clone()))
-        return float(tensor)
+        return tensor.item()
 
     def derived(self, owner: nn.Module, key: Hashable, sources: Sequence[Tensor], make: Callable[[], T]) -> T:
         """A value that is made from parameters, which are compared in every call; the plan keeps it alive."""

@@ -92,14 +92,20 @@ def make(model: nn.Module, call: str, image: Tensor, *, visited: bool) -> tuple[
     """A plan for a call on images of this size, and the watch over what it is made from."""
     draft = Draft(model, names_of(model), FROZEN.get(model))
     try:
-        draft.require(type(model) is Backbone, f"{type(model).__name__} is not known to the engine")
         assert isinstance(model, Backbone)
+        draft.require(flows_as_written(model, call), f"{type(model).__name__} computes features in a way of its own")
         model.check_image(image)
         outputs, grids = lowered(draft, model, call, tuple(image.shape), visited=visited)
     except CannotLower as reason:
         return Served(None, [], str(reason)), Watch([], root=model)
     plan, watch = draft.close(outputs)
     return Served(plan, grids), watch
+
+
+def flows_as_written(model: Backbone, call: str) -> bool:
+    """Whether a call of a model passes through Backbone's own methods, which a subclass may replace."""
+    inner = CALLS[CALLS.index(call) + 1 :]
+    return all(getattr(type(model), name) is getattr(Backbone, name) and name not in vars(model) for name in inner)
 
 
 def lowered(

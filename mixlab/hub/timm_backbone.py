@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mixlab.core.errors import ConfigError, near_misses
 from mixlab.core.grid import Grid
+from mixlab.core.hooks import serve
 from mixlab.models.backbone import Backbone, Stage
 from mixlab.models.build import check_class_tokens
 from mixlab.models.config import ModelConfig
@@ -156,7 +157,9 @@ class TimmBackbone(Backbone):
     # -- the data flow ---------------------------------------------------------------------------
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(image))
+        usual = type(self) is TimmBackbone and self.global_pool and "forward_features" not in vars(self)
+        scores: Tensor | None = serve(self, "forward", image) if usual and "forward_head" not in vars(self) else None
+        return self.forward_head(self.forward_features(image)) if scores is None else scores
 
     def forward_features(self, image: Tensor) -> Tensor:
         """Return the last map or tokens, unpooled."""

@@ -19,7 +19,7 @@ from mixlab.core.hooks import without_engine
 from mixlab.engine.cache import CACHE
 from mixlab.engine.kernels import has_wide_vectors
 from mixlab.engine.plan import Segment
-from mixlab.engine.serve import MOST, serve_part
+from mixlab.engine.serve import MOST, plan_for, serve_part
 from mixlab.models.backbone import Block
 from mixlab.models.layers import Branch, GlobalNorm, Mlp, Residual, Scaling, StarReLU
 from mixlab.models.mixers.base import Shared
@@ -663,3 +663,26 @@ def test_what_is_not_a_number_spreads(name: str) -> None:
     x[0, 0, 0, 0] = float("nan")
     with torch.inference_mode():
         assert model(x).isnan().any()
+
+
+class Named(mixlab.Backbone):
+    """Another name for the same data flow."""
+
+
+class Doubled(mixlab.Backbone):
+    """Pooled features of its own."""
+
+    def embed(self, image: Tensor) -> Tensor:
+        return 2 * self.readout(self.features(image))
+
+
+def test_a_subclass_is_served_as_far_as_it_leaves_the_data_flow_alone() -> None:
+    image = torch.randn(1, 3, 32, 32)
+    named, doubled = build("convformer_pico"), build("convformer_pico")
+    named.__class__, doubled.__class__ = Named, Doubled
+    assert plan_for(named, "forward", image).plan is not None
+    assert plan_for(doubled, "forward", image).plan is None
+    assert plan_for(doubled, "features", image).plan is not None
+    with torch.inference_mode():
+        assert torch.allclose(doubled.embed(image), 2 * named.embed(image), atol=1e-4)
+        assert not torch.allclose(doubled(image), named(image), atol=1e-4)

@@ -1,6 +1,7 @@
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import mixlab
+from mixlab.core.choices import NoOptions
 from mixlab.core.errors import ConfigError, ImageError
 from mixlab.core.grid import Grid
 from mixlab.deploy import compile_blocks
@@ -270,22 +272,24 @@ class Whole(Mixer):
         return self.linear(tokens)
 
 
-@MIXERS.register("test_whole")
 def build_whole(options: object, dim: int, depth: int, reference_grid: Grid) -> StageParts:
     shared = Add()
     return StageParts([BlockParts([Whole(dim)], Shared(shared)) for _ in range(depth)], shared)
 
 
-def whole(**overrides: Any) -> mixlab.Backbone:
-    return mixlab.create_model("caformer_s18", **{**SMALL, "mixers": "test_whole", **overrides})
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> Callable[..., mixlab.Backbone]:
+    """Makes small models of that mixer, which is known for the time of one test."""
+    monkeypatch.setitem(MIXERS._entries, "test_whole", (NoOptions, build_whole))
+    return lambda **overrides: mixlab.create_model("caformer_s18", **{**SMALL, "mixers": "test_whole", **overrides})
 
 
-def test_a_mixer_with_its_own_channel_mixing_has_no_mlp_unless_asked() -> None:
+def test_a_mixer_with_its_own_channel_mixing_has_no_mlp_unless_asked(whole: Callable[..., mixlab.Backbone]) -> None:
     assert not any(isinstance(module, Mlp) for module in whole().modules())
     assert sum(isinstance(module, Mlp) for module in whole(channel_mlp=True).modules()) == 6
 
 
-def test_a_mixer_may_draw_its_own_weights() -> None:
+def test_a_mixer_may_draw_its_own_weights(whole: Callable[..., mixlab.Backbone]) -> None:
     assert (whole().state_dict()["stages.0.blocks.0.token.branches.0.mixer.linear.weight"] == 7).all()
 
 
@@ -299,7 +303,9 @@ def test_fresh_weights_have_the_papers_spread() -> None:
     assert weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
-def test_a_shared_step_is_called_in_every_block_and_saved_once(tmp_path: Path) -> None:
+def test_a_shared_step_is_called_in_every_block_and_saved_once(
+    whole: Callable[..., mixlab.Backbone], tmp_path: Path
+) -> None:
     model, image = whole().eval(), torch.randn(1, 3, 64, 64)
     names = [name for name in model.state_dict() if name.endswith("amount")]
     assert names == [f"stages.{index}.shared.amount" for index in range(4)]
