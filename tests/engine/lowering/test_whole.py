@@ -99,7 +99,7 @@ def test_class_tokens(merge: str) -> None:
 def test_what_another_stem_does_is_left_to_it() -> None:
     model = made("caformer_pico")
     model.stem.conv.padding_mode = "reflect"  # type: ignore[union-attr]
-    model.stem.conv._reversed_padding_repeated_twice = [2, 2, 2, 2]  # type: ignore[union-attr, assignment]
+    model.stem.conv._reversed_padding_repeated_twice = [2, 2, 2, 2]  # type: ignore[union-attr]
     plan = both_ways(model, torch.randn(1, 3, 64, 64))
     assert "a convolution is not a usual one" in reasons(plan)
 
