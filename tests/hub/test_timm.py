@@ -258,7 +258,7 @@ def test_without_classes_the_model_gives_pre_logits(name: str) -> None:
         torch.testing.assert_close(pooled, model.embed(image))
         assert pooled.shape == (2, model.head_hidden_size)
         model.reset_classifier(0)
-        assert torch.equal(model(image), pooled)
+        torch.testing.assert_close(model(image), pooled)  # one plan beside parts: alike but for rounding
         assert model.num_classes == 0
         model.reset_classifier(0, "")
         assert torch.equal(model(image), features)
