@@ -29,15 +29,17 @@ def written_star(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return torch.addcmul(shift, squared_relu(x), scale).to(x.dtype)
 
 
-# These gradients read the input alone, where autograd would keep every step. They serve all devices.
+# These gradients read the input alone, where autograd would keep every step. They serve all devices, and that without
+# data, on which memory is counted.
+DEVICES = ("CPU", "CUDA", "MPS", "XPU", "Meta")
 SQUARED_RELU = Operator(
-    "squared_relu", written_square, inputs="Tensor x", devices=("CPU", "CUDA"), autocasts=False, kernels_only=False
+    "squared_relu", written_square, inputs="Tensor x", devices=DEVICES, autocasts=False, kernels_only=False
 )
 STAR_RELU = Operator(
     "star_relu",
     written_star,
     inputs="Tensor x, Tensor scale, Tensor shift",
-    devices=("CPU", "CUDA"),
+    devices=DEVICES,
     autocasts=False,
     kernels_only=False,
 )

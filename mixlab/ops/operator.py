@@ -93,7 +93,8 @@ class Operator:
         followed = [*FOLLOWED, *(f"Autocast{device}" for device in devices if autocasts)]
         given = f"{inputs}, {settings}" if settings else inputs
         recorded = [f"Autograd{device}" for device in devices]
-        places = [*devices, "MkldnnCPU"] if packed else devices
+        places = [device for device in devices if device != "Meta"]  # there PyTorch wants the reference's own operators
+        places += ["MkldnnCPU"] if packed else []
         recorded += ["AutogradOther"] if packed else []
         kernels = {**dict.fromkeys(places, self.compute), **dict.fromkeys(recorded, self.record)}
         self.operator = define(f"{name}({given}) -> {output}", reference, kernels, followed)

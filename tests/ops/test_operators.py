@@ -140,7 +140,7 @@ def assert_near(ours: Sequence[Tensor], theirs: Sequence[Tensor], share: float =
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
         other = other.to(one.dtype)
-        torch.testing.assert_close(one, other, rtol=share, atol=share * max(1e-3, float(other.abs().max())))
+        torch.testing.assert_close(one, other, rtol=share, atol=share * max(1e-3, other.abs().max().item()))
 
 
 def test_every_operator_has_a_case() -> None:
